@@ -141,7 +141,7 @@ class RanksDiffer(ClusterError):
     def __str__(self) -> str:
         return (
             f"{self.one} and {self.other} have different weights, though they took the same steps: memory or a network has changed "
-            f"a number on its way; shoal train --resume goes on from what was kept"
+            f"a number on its way; shoal train --resume resumes from the last checkpoint"
         )
 
 

@@ -136,7 +136,7 @@ LEFT = "it left"  # first words of the reason of an orderly exit
 
 
 class Gone(Happening, frozen=True, kw_only=True, tag="gone"):
-    """A node left, or was lost; ``slots`` of its work are dealt again."""
+    """A node left, or was lost; ``slots`` of its work are reassigned."""
 
     name: str
     role: str
@@ -204,7 +204,7 @@ class Resumed(Happening, frozen=True, kw_only=True, tag="resumed"):
 
 
 class RolledBack(Happening, frozen=True, kw_only=True, tag="rolledback"):
-    """Segments were lost with all copies: training goes back to a checkpoint."""
+    """Segments were lost with all copies: training rolls back to a checkpoint."""
 
     checkpoint: int | None  # its number; None: back to the beginning
     steps_before: int

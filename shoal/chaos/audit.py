@@ -40,7 +40,7 @@ TABLE = Sparse(hashed=True, update=Update("sum"), max_delay=None)
 class PushAudit(msgspec.Struct, frozen=True, kw_only=True):
     """The balance, in numbers of pushes."""
 
-    sent: int = 0  # made by workers (slots dealt, and dealt again) and by our own client
+    sent: int = 0  # made by workers (slots assigned, and reassigned) and by our own client
     acknowledged: int = 0
     counted: int = 0  # found in the values
     lost: int = 0  # acknowledged, and not found
@@ -123,9 +123,6 @@ def balance(
     )
 
 
-# ---------------------------------------------------------------- the same model, bit for bit
-
-
 PACKAGE = Path(__file__).parent.parent
 LIBRARIES = ("numpy", "numba", "torch")
 
@@ -136,7 +133,6 @@ def promises_same_bits(job: Job) -> bool:
 
 
 def model_digest(weights: Values) -> str:
-    """A digest of the model's bits."""
     return hashlib.sha256(weights.tobytes()).hexdigest()
 
 

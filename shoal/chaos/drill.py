@@ -71,10 +71,7 @@ def drill(
 
 
 def clean_run(job: Job, dataset: Dataset, seconds: float, listener: ChaosListener, proxied: bool = False) -> CleanRun:
-    """Run the job without faults; the result is cached, since it only varies by noise.
-
-    ``proxied``: through the proxy, as the run with faults.
-    """
+    """Run the job without faults, maybe ``proxied``; cached: it only varies by noise."""
     same_bits = promises_same_bits(job)
     code = fingerprint() if same_bits else ""  # other code or libraries may make other bits
     timed = _ending(job, {"seconds": seconds})
@@ -84,7 +81,7 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, listener: ChaosListene
     if file is not None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             found = msgspec.json.decode(file.read_bytes(), type=CleanRun)
-            listener.note(f"cached clean run: {_passes(found)}, loss {format.loss(found.loss)}")
+            listener.note(f"cached clean run: {format.many(found.passes, 'epoch')}, loss {format.loss(found.loss)}")
             return found
     listener.note(f"a clean run of {format.duration(seconds)} first, to compare with")
     found = _clean(ChaosRun(timed, dataset, None, CleanRun(0, None, seconds), listener, proxied))
@@ -92,7 +89,9 @@ def clean_run(job: Job, dataset: Dataset, seconds: float, listener: ChaosListene
         if not found.passes:
             listener.note(f"{format.duration(seconds)} are less than one epoch: a clean run of one epoch")
         else:
-            listener.note(f"a clean run of exactly {_passes(found)}: sync must end with the same model bit for bit")
+            listener.note(
+                f"a clean run of exactly {format.many(found.passes, 'epoch')}: sync must end with the same model bit for bit"
+            )
         whole = _ending(job, {"epochs": float(max(1, found.passes))})
         found = _clean(ChaosRun(whole, dataset, None, CleanRun(0, None, seconds), listener, proxied))
     if file is not None:
@@ -116,10 +115,6 @@ def _clean(run: ChaosRun) -> CleanRun:
     first = next(event for event in run.evaluated if event.passes >= passes)
     exact = run.job.stop.epochs == passes
     return CleanRun(passes, first.test_loss, first.seconds, run.model if exact else "")
-
-
-def _passes(clean: CleanRun) -> str:
-    return "1 pass" if clean.passes == 1 else f"{clean.passes:,} passes"
 
 
 class ChaosRun:
@@ -183,8 +178,6 @@ class ChaosRun:
             raise stopped
         return report
 
-    # ------------------------------------------------------------ one look at everything
-
     @property
     def now(self) -> float:
         return time.monotonic() - self._began
@@ -240,8 +233,6 @@ class ChaosRun:
                 node.successor = self.target.training.add_worker()
                 self._log("heal", f"{node.successor} is started to replace {fault.name}")
 
-    # ------------------------------------------------------------ faults
-
     def _inject(self) -> bool:
         """Inject a fault, by a snapshot newer than its plan; False: there is none yet."""
         assert self.planner is not None
@@ -288,15 +279,14 @@ class ChaosRun:
         self._log("news" if node.planned else "fault", f"{fault}{owns}")
         if owned and fault.kind != "join":
             node.probe = False
-            self.target.probe(owned, lambda: self._probed(node))
 
-    def _probed(self, node: FaultyNode) -> None:
-        """Handle the end of a probe, on the client's thread."""
-        node.saw("promoted", self.now)
-        node.probe = True
+            def probed() -> None:  # on the client's thread
+                node.saw("promoted", self.now)
+                node.probe = True
+
+            self.target.probe(owned, probed)
 
     def _settle(self) -> None:
-        """Wait for the last recoveries after the end of the work."""
         self._resume(all_of_them=True)
         deadline = time.monotonic() + SETTLE
         while time.monotonic() < deadline and any(not one.is_well for one in self.hit):
@@ -305,8 +295,6 @@ class ChaosRun:
             self.target.next_look(deadline - time.monotonic())
             self._take_events()
             self._look()
-
-    # ------------------------------------------------------------ what is heard
 
     def _on_event(self, event: RunEvent) -> None:
         """On the coordinator's thread. Both clocks begin when training does."""

@@ -31,8 +31,6 @@ PLANNED: tuple[Kind, ...] = ("join", "drain")  # these are no faults
 
 
 class ChaosFault(msgspec.Struct, frozen=True):
-    """A fault of a process."""
-
     kind: Kind
     name: str
     seconds: float = 0.0  # how long a pause or a cut is, or how long a dead worker is not replaced
@@ -43,14 +41,10 @@ class ChaosFault(msgspec.Struct, frozen=True):
         return role_of(self.name)
 
     def __str__(self) -> str:
-        match self.kind:
-            case "kill":
-                return f"kill -9 {self.name}"
-            case "cut":
-                return f"cut {self.name} from {self.other} for {self.seconds:.1f} s"
-            case "pause":
-                return f"pause {self.name} for {self.seconds:.1f} s"
-        return f"{self.kind} {self.name}"
+        what = "kill -9" if self.kind == "kill" else self.kind
+        whom = f" from {self.other}" if self.kind == "cut" else ""
+        lasts = f" for {self.seconds:.1f} s" if self.kind in ("cut", "pause") else ""
+        return f"{what} {self.name}{whom}{lasts}"
 
 
 def role_of(name: str) -> str:
@@ -75,8 +69,6 @@ class ChaosSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """The known state of the cluster."""
-
     well: Sequence[str]  # live processes that have recovered from all faults
     sets: Sequence[Sequence[str]] = ()  # holders of each segment; empty: unknown
     staying: Sequence[str] = ()  # servers that are present or joining, and not leaving
@@ -91,22 +83,16 @@ class ClusterState:
 
 
 class FaultPlanner:
-    """Draws one fault after another."""
-
     def __init__(self, settings: ChaosSettings) -> None:
         self.settings = settings
         self._draw = Random(f"nemesis {settings.seed}")
         self._draw_server = Random(f"server of {settings.seed}")
 
     def gap(self) -> float:
-        """Seconds until the next fault."""
         return self._draw.uniform(*self.settings.gap)
 
     def next(self, situation: ClusterState, kill_server: bool = False) -> list[ChaosFault]:
-        """The next fault, sometimes two at once; none if no node may be hit.
-
-        With ``kill_server`` a server is killed instead, if one may be.
-        """
+        """The next fault, sometimes two, or none; ``kill_server``: a server's, if it may be."""
         faults, state = [], situation
         for _ in range(1 + (self._draw.random() < self.settings.together)):
             fault = self._one(state)
@@ -141,10 +127,13 @@ class FaultPlanner:
         seconds = round(low + (high - low) * length, 1)
         kind -= settings.joins
         if kind < 0:
-            return self._join(situation)
+            room = situation.sets and len(situation.staying) < settings.servers[1]
+            return ChaosFault("join", situation.next_server) if room and situation.next_server else None
         kind -= settings.drains
-        if kind < 0:
-            return self._drain(situation, pick)
+        if kind < 0:  # a healthy server, if enough others remain
+            names = sorted(name for name in situation.staying if name in well)
+            enough = situation.sets and len(names) > max(1, settings.servers[0])
+            return ChaosFault("drain", names[int(pick * len(names))]) if enough else None
         allowed = sorted(name for name in well if self.may_hurt(name, situation))
         kind -= settings.cuts
         if 0 > kind >= -settings.cuts:
@@ -165,15 +154,3 @@ class FaultPlanner:
         if kind < settings.pauses * (1 - settings.joins - settings.drains - settings.cuts):
             return ChaosFault("pause", name, seconds)
         return ChaosFault("kill", name, min(seconds, 2.0) if chosen == "worker" else 0.0)
-
-    def _join(self, situation: ClusterState) -> ChaosFault | None:
-        most = self.settings.servers[1]
-        room = situation.next_server and situation.sets and len(situation.staying) < most
-        return ChaosFault("join", situation.next_server) if room else None
-
-    def _drain(self, situation: ClusterState, pick: float) -> ChaosFault | None:
-        """A healthy server to drain, if enough others remain."""
-        names = sorted(name for name in situation.staying if name in situation.well)
-        if not situation.sets or len(names) <= max(1, self.settings.servers[0]):
-            return None
-        return ChaosFault("drain", names[int(pick * len(names))])

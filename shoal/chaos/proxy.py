@@ -43,12 +43,8 @@ class ProxiedNode:
     address: str  # of the socket
     callers: dict[str, tuple[bytes, zmq.Socket[bytes]]] = field(default_factory=dict)  # with routes
 
-    @property
-    def sockets(self) -> list[zmq.Socket[bytes]]:
-        return [self.listening, *(socket for _, socket in self.callers.values())]
 
-
-class Proxy:
+class Proxy(contextlib.AbstractContextManager["Proxy"]):
     """Forwards messages on a thread of its own. Use as a context."""
 
     def __init__(self) -> None:
@@ -81,9 +77,6 @@ class Proxy:
         for socket in list(self._forward):
             self._drop(socket)
         self._context.term()
-
-    def __enter__(self) -> Proxy:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -141,7 +134,7 @@ class Proxy:
         for address, node in list(self._nodes.items()):
             if address not in here and node.name != limits.COORDINATOR:
                 del self._nodes[address]
-                for socket in node.sockets:
+                for socket in (node.listening, *(socket for _, socket in node.callers.values())):
                     self._drop(socket)
         members = [
             msgspec.structs.replace(one, address=self.through(one.address, one.name)) if one.address else one

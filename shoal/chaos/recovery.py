@@ -21,8 +21,6 @@ from shoal.wire import messages as m
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault and its recovery."""
-
     fault: ChaosFault
     at: float  # seconds since training began
     detected: float | None = None
@@ -34,8 +32,6 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class FaultyNode:
-    """A node that was hit."""
-
     fault: ChaosFault
     at: float
     incarnation: int = 0  # that was hurt
@@ -80,7 +76,12 @@ def look(node: FaultyNode, now: float, view: m.View, copies: int, asked: float) 
     if asked <= node.at:
         return []  # older than the fault
     if node.planned:
-        return _planned(node, now, view, copies, members)
+        is_join = fault.kind == "join"
+        holds = any(fault.name in place.servers for one in view.tables for place in one.places)
+        there = holds if is_join else members.get(fault.name) != node.incarnation
+        if there and is_full(view, copies) and node.saw("full", now):
+            news.append(f"{fault.name} {'holds its share' if is_join else 'is gone'} after {node.saw('back', now)}")
+        return news
     if fault.role == COORDINATOR:
         if node.until is None and (after := node.saw("back", now)):
             news.append(f"the coordinator answers again after {after}")
@@ -96,19 +97,6 @@ def look(node: FaultyNode, now: float, view: m.View, copies: int, asked: float) 
         if settled and node.until is None and is_full(view, copies) and (after := node.saw("full", now)):
             news.append(f"all segments have their copies again {after} after {fault}")
     return news
-
-
-def _planned(node: FaultyNode, now: float, view: m.View, copies: int, members: Mapping[str, int]) -> list[str]:
-    fault, places = node.fault, [place for one in view.tables for place in one.places]
-    if fault.kind == "join":
-        there = any(fault.name in place.servers for place in places)
-        came = f"{fault.name} holds its share"
-    else:
-        there = members.get(fault.name) != node.incarnation
-        came = f"{fault.name} is gone"
-    if there and is_full(view, copies) and node.saw("full", now):
-        return [f"{came} after {node.saw('back', now)}"]
-    return []
 
 
 def is_full(view: m.View, copies: int) -> bool:

@@ -10,6 +10,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
 from shoal.chaos.audit import PushAudit
 from shoal.chaos.plan import COORDINATOR, PLANNED, role_of
@@ -21,17 +25,10 @@ from shoal.views.axes import INK, LOST, PALE, SERIES, TEST, TRAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from rich.console import RenderableType
-    from rich.table import Table
-
-
-# ---------------------------------------------------------------- while it goes on
 
 
 @dataclass(slots=True)
 class ChaosState:
-    """The live state of a drill."""
-
     job: Job
     seed: int | None  # None: the clean run
     seconds: float = 0.0
@@ -89,7 +86,7 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     changes: int = 0  # servers that joined, or were asked to go
     beyond: bool = False  # faults could exceed what the copies tolerate
     model: str = ""  # sync: "same" bits as the clean run, or "other"; empty: unknown
-    newer: int = 0  # slots that were dealt again and read weights of which some were a step newer
+    newer: int = 0  # slots that were reassigned and read weights of which some were a step newer
     voids: int = 0  # void slots
     healed: list[Recovery]
     throughput: list[tuple[float, float]]  # seconds, rows a second
@@ -100,14 +97,11 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
         if self.lost or self.doubled:
             return f"{self.lost:,} lost, {self.doubled:,} doubled of {self.acknowledged:,} acknowledged pushes"
         changes = f", and servers came or were asked to go {format.many(self.changes, 'time')}" if self.changes else ""
-        return (
-            f"0 lost, 0 doubled: all {self.acknowledged:,} acknowledged pushes were counted once, "
-            f"through {format.many(self.faults, 'fault')}{changes}"
-        )
+        through = f"through {format.many(self.faults, 'fault')}{changes}"
+        return f"0 lost, 0 doubled: all {self.acknowledged:,} acknowledged pushes were counted once, {through}"
 
 
 def judged(account: PushAudit, failed: str, rollbacks: int, beyond: bool) -> list[str]:
-    """The problems; empty if there are none."""
     wrong = list(account.wrong)
     if failed:
         wrong.append(f"the run failed: {failed}")
@@ -116,11 +110,7 @@ def judged(account: PushAudit, failed: str, rollbacks: int, beyond: bool) -> lis
     return wrong
 
 
-def shown(report: ChaosReport) -> RenderableType:
-    """The final page."""
-    from rich.console import Group
-    from rich.text import Text
-
+def shown(report: ChaosReport) -> Group:
     sign, style = ("✔", "bold green") if report.ok else ("✘", "bold red")
     verdict = Text(f"{sign} {report.verdict}", style)
     if report.ok and report.beyond and not report.rollbacks:
@@ -133,9 +123,6 @@ def shown(report: ChaosReport) -> RenderableType:
 
 
 def _figures(report: ChaosReport) -> Table:
-    from rich import box
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE, show_header=False, padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(no_wrap=True)
@@ -143,12 +130,11 @@ def _figures(report: ChaosReport) -> Table:
     if (unheard := report.counted - report.acknowledged + report.lost) > 0:
         found += f" ({unheard:,} of them counted, but their sender was killed before it was told)"
     table.add_row("pushes", found)
+    back = "never: no last copy was killed this time; give it longer, or another --seed"
     if report.rollbacks:
         back = f"to a checkpoint, {format.many(report.rollbacks, 'time')}: the work since then was done again"
-        table.add_row("went back", back)
-    elif report.beyond:
-        never = "never: no last copy was killed this time; give it longer, or another --seed"
-        table.add_row("went back", never)
+    if report.rollbacks or report.beyond:
+        table.add_row("rolled back", back)
     table.add_row("loss", _losses(report))
     ratio = report.seconds / report.clean_seconds if report.clean_seconds else 0.0
     table.add_row("time", f"{report.seconds:.1f} s, clean run {report.clean_seconds:.1f} s ({ratio:.2f} times as long)")
@@ -165,7 +151,7 @@ def _losses(report: ChaosReport) -> str:
     same = "the same within noise" if abs(change) <= CLOSE else "better" if change < 0 else "worse"
     found = f"{format.loss(report.loss)}, clean run {format.loss(report.clean_loss)} ({change:+.2%}: {same})"
     if report.model == "other" and (report.newer or report.voids):  # the documented exceptions
-        newer = f"{format.many(report.newer, 'slot')} dealt again read newer weights" if report.newer else ""
+        newer = f"{format.many(report.newer, 'slot')} reassigned read newer weights" if report.newer else ""
         void = f"{format.many(report.voids, 'slot')} could not be computed" if report.voids else ""
         found += f"; another model, since {' and '.join(filter(None, (newer, void)))}"
     return found
@@ -173,9 +159,6 @@ def _losses(report: ChaosReport) -> str:
 
 def _times(report: ChaosReport) -> Table:
     """A row for each kind of fault: how many, how many healed, median and longest times."""
-    from rich import box
-    from rich.table import Table
-
     title = "faults, and the seconds until ... (middle, longest)"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("fault", no_wrap=True)
@@ -191,9 +174,6 @@ def _times(report: ChaosReport) -> Table:
     if not kinds:
         table.add_row("none", "0", "0", *[""] * len(STEPS))
     return table
-
-
-# ---------------------------------------------------------------- the timeline, as a picture
 
 
 ROLES = (COORDINATOR, "server", "worker")
@@ -259,8 +239,7 @@ def _draw_faults(axes: Axes, report: ChaosReport) -> None:
     if handles:
         handles.append(Patch(color=PALE, label="until healed"))
         handles.append(Line2D([], [], linestyle="none", marker=".", color=TRAIN, label="pushes count again"))
-        draw.legend(
-            axes, handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(handles), frameon=False, fontsize=8
-        )
+        options = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "frameon": False, "fontsize": 8}
+        draw.legend(axes, handles, ncols=len(handles), **options)
     else:
         draw.nothing(axes, "nothing was broken")

@@ -48,8 +48,6 @@ class CountingJob(ServerRun):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """A snapshot of the cluster."""
-
     view: m.View
     standing: m.StatusReply
     asked: float  # when, on the monotonic clock
@@ -58,6 +56,8 @@ class ClusterSnapshot:
 class RunUnderTest:
     """Use as a context: leaving it ends all processes, also stopped ones."""
 
+    _kv: KV  # of our own client
+
     def __init__(self, job: Job, dataset: Dataset, listener: Callable[[RunEvent], None], cuts: bool = False) -> None:
         """With ``cuts`` all messages go through a proxy, which can keep two nodes apart."""
         self.job = job
@@ -65,7 +65,6 @@ class RunUnderTest:
         self.training = CountingJob(job, dataset, listener, launcher=self._proxied if cuts else None)
         self.probes = PushProbes()
         self.seen: ClusterSnapshot | None = None  # the last snapshot
-        self._kv: KV | None = None
         self._looked = threading.Event()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="shoal-chaos-look", daemon=True)
@@ -94,9 +93,8 @@ class RunUnderTest:
 
     def __exit__(self, *exception: object) -> None:
         self._closing.set()
-        if self._kv is not None:
-            for task in self._kv._client.dispatcher.failed:
-                task.asked = True  # the audit finds errors: ignore them here
+        for task in self._kv._client.dispatcher.failed:
+            task.asked = True  # the audit finds errors: ignore them here
         self._stack.close()
         self._watcher.join(2 * LOOK_WITHIN)
 
@@ -113,12 +111,10 @@ class RunUnderTest:
                 case "join":
                     self.training.processes.fork(fault.name, "server", {})
                 case "drain":
-                    assert self._kv is not None
                     client, name = self._kv._client, fault.name
                     self._kv._do(lambda: client.ask(f"let {name} go", lambda request: m.Drain(request, name), m.Done))
 
     def end(self, fault: ChaosFault) -> None:
-        """End a pause or a cut."""
         if self._proxy is not None:
             self._proxy.apart -= {(fault.name, fault.other), (fault.other, fault.name)}
         with contextlib.suppress(ShoalError):
@@ -142,18 +138,13 @@ class RunUnderTest:
         finally:
             looking.close()
 
-    # ------------------------------------------------------------ the account
-
     def owned(self, view: m.View, server: str) -> list[int]:
         """Segments of the tally that this server is the primary of."""
-        placed = next((one for one in view.tables if one.name == TALLY), None)
-        if placed is None:
-            return []
-        return [i for i, place in enumerate(placed.places) if place.servers[:1] == [server]]
+        places = [place for one in view.tables if one.name == TALLY for place in one.places]
+        return [i for i, place in enumerate(places) if place.servers[:1] == [server]]
 
     def probe(self, segments: list[int], done: Callable[[], None]) -> None:
         """Push to these segments; ``done`` is called on another thread when all counted it."""
-        assert self._kv is not None
         keys, at = self.probes.keys[segments], np.array(segments)
         self.probes.sent[at] += 1
 
@@ -165,12 +156,8 @@ class RunUnderTest:
         self._kv.push(TALLY, keys, np.ones(len(keys), np.float32)).then(ended)
 
     def balance(self, rolled_back: bool = False) -> PushAudit:
-        """Read the values on the servers and compare. Raises errors of the store.
-
-        After a rollback every slot must be there; acknowledgements of our own client are void.
-        """
-        assert self._kv is not None
-        if rolled_back:
+        """Read the values on the servers and compare. Raises errors of the store."""
+        if rolled_back:  # every slot must be there; acknowledgements of our own client are void
             self.probes.acknowledged[:] = 0
         course = self.training.course
         tally: Any = self._kv.pull(TALLY, slice(None)).result(READ_WITHIN)
@@ -184,7 +171,6 @@ class RunUnderTest:
 
 
 def _versions(task: Task, course: m.RunProgress) -> dict[str, int]:
-    """The slots counted by the model's segments."""
     per_version = course.done / course.steps if course.in_steps and course.steps else 1.0
     return {
         f"segment {i} on {server}": round(version * per_version)

@@ -16,18 +16,17 @@ No fact is shown by colour alone, and no line is longer than the terminal is wid
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
+
+from rich.text import Text
 
 from shoal.chaos.plan import COORDINATOR, role_of
 from shoal.chaos.report import ChaosListener, ChaosState
 from shoal.views import board, format
 from shoal.views.board import Board, Stroke
 from shoal.views.lines import LineView
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 CURVE = 8  # rows of the throughput, at most
 LOOKS = {  # sign, plain sign, style
@@ -48,39 +47,35 @@ HAPPENINGS = {
 @contextmanager
 def audience(stream: TextIO | None = None) -> Iterator[ChaosListener]:
     """A live board where the stream (standard error if none is given) is a terminal, else lines."""
-    stream = stream or sys.stderr
-    view = ChaosView()
-    if (board := Board.on(stream, view.draw)) is not None:
-        view.changed = board.start
-        with board:
-            yield view
-    else:
-        with LineView(stream) as view.lines:
-            yield view
+    stream, view = stream or sys.stderr, ChaosView()
+    with Board.on(stream, view.draw) or LineView(stream) as view.screen:
+        yield view
 
 
 class ChaosView(ChaosListener):
     """Draws a drill on a board, or prints it as lines."""
 
+    screen: Board | LineView
+
     def __init__(self) -> None:
-        self.changed: Callable[[], None] = lambda: None
-        self.lines: LineView | None = None
         self._state: ChaosState | None = None
         self._note = ""
 
     def board(self, board: ChaosState) -> None:
         self._state = board
-        self.changed()
+        if isinstance(self.screen, Board):
+            self.screen.start()
 
     def said(self, seconds: float, style: str, text: str) -> None:
-        if self.lines is not None:
-            self.lines.write([f"{seconds:6.1f} s  {HAPPENINGS[style][1]} {format.clean(text)}"])
+        if isinstance(self.screen, LineView):
+            self.screen.write([f"{seconds:6.1f} s  {HAPPENINGS[style][1]} {format.clean(text)}"])
 
     def note(self, text: str) -> None:
         self._note = text
-        if self.lines is not None and text:
-            self.lines.note(text)
-        self.changed()
+        if isinstance(self.screen, Board):
+            self.screen.start()
+        elif text:
+            self.screen.note(text)
 
     def draw(self, width: int, height: int, plain: bool) -> list[Text]:
         return frame(self._state, width, height, self._note, plain)
@@ -88,8 +83,6 @@ class ChaosView(ChaosListener):
 
 def frame(state: ChaosState | None, width: int, height: int, note: str = "", plain: bool = False) -> list[Text]:
     """At most ``height - 1`` lines of less than ``width`` columns; ``plain``: ASCII only."""
-    from rich.text import Text
-
     across, budget = max(1, width - 1), max(1, height - 1)
     notes = [Text(format.clean(note), "dim")] if note else []
     if state is None:
@@ -106,8 +99,6 @@ def frame(state: ChaosState | None, width: int, height: int, note: str = "", pla
 
 
 def _title(state: ChaosState, plain: bool) -> Text:
-    from rich.text import Text
-
     job = state.job
     crew = f"{format.many(job.workers, 'worker')} x {format.many(job.servers, 'server')}"
     copies = f"{job.copies} {'copy' if job.copies == 1 else 'copies'}"
@@ -119,27 +110,20 @@ def _title(state: ChaosState, plain: bool) -> Text:
 
 def _members(state: ChaosState, width: int, plain: bool) -> list[Text]:
     """A row of boxes for each role; as many as fit."""
-    from rich.text import Text
-
     lines = []
     for role in (COORDINATOR, "server", "worker"):
         names = sorted((name for name in state.members if role_of(name) == role), key=format.natural)
-        line = Text("")
+        boxes = []
         for name in names:
-            sign, ascii_sign, style = LOOKS[state.members[name]]
             how = state.members[name]
+            sign, ascii_sign, style = LOOKS[how]
             text = f" {ascii_sign if plain else sign} {name}{'' if how == 'up' else ' ' + how} "
-            if line.cell_len + len(text) + 1 > width and line.cell_len:
-                lines.append(line)
-                line = Text("")
-            line.append_text(Text.assemble((text, f"{style} reverse" if not plain else style), " "))
-        lines.append(line)
+            boxes.append(Text(text, style if plain else f"{style} reverse"))
+        lines += board.joined(boxes, Text(" "), width) or [Text("")]
     return lines
 
 
 def _throughput(state: ChaosState, width: int, rows: int) -> list[Text]:
-    from rich.text import Text
-
     side = 16
     drawn = board.curve([Stroke(state.throughput, "cyan")], width, rows, state.seconds, format.rate, side)
     if not drawn or state.seed is None:
@@ -161,13 +145,8 @@ def _happening(seconds: float, style: str, text: str, width: int, plain: bool) -
 
 
 def _figures(state: ChaosState) -> Text:
-    from rich.text import Text
-
     healed = "" if state.seed is None else f"{format.many(state.faults, 'fault')}, {state.recoveries:,} healed   "
     rate = format.rate(state.throughput[-1][1] if state.throughput else None)
     clean = "" if state.clean_loss is None else f" (clean {format.loss(state.clean_loss)})"
-    return Text.assemble(
-        (healed, "bold"),
-        f"{state.acknowledged:,} pushes acknowledged   {rate}   ",
-        (f"loss {format.loss(state.loss)}{clean}", "magenta"),
-    )
+    line = Text.assemble((healed, "bold"), f"{state.acknowledged:,} pushes acknowledged   {rate}   ")
+    return line.append(f"loss {format.loss(state.loss)}{clean}", "magenta")

@@ -49,7 +49,7 @@ MORE = 2  # servers that may join in addition
     multiple=True,
     help="Leave out this kind of fault; without cuts, messages go through no proxy.",
 )
-@click.option("--beyond", is_flag=True, help="Also kill the last copy, so that the run goes back to a checkpoint.")
+@click.option("--beyond", is_flag=True, help="Also kill the last copy, so that the run rolls back to a checkpoint.")
 @out_folder("Write report.json and timeline.png here.")
 @as_json("Print the report as JSON.")
 def chaos(

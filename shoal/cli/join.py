@@ -120,11 +120,11 @@ def leave(where: str, name: str, keys: str | None, insecure: bool) -> None:
 def _answering(where: str) -> Iterator[None]:
     """Refuse a run that nobody can join or leave, and one that does not answer."""
     from shoal.errors import Invalid, Unanswered
-    from shoal.inspect.status import without_coordinator
+    from shoal.inspect.status import job_of
 
-    if "://" not in where and (strategy := without_coordinator(Path(where))) is not None:
+    if (job := job_of(where)) is not None and not job.strategy.can_be_watched:
         raise Invalid(
-            f"{where} is a run by {strategy}, which nobody joins or leaves: that is for runs with servers, and for runs of peers "
+            f"{where} is a run by {job.strategy.name}, which nobody joins or leaves: that is for runs with servers, and for runs of peers "
             f"(--strategy peer-to-peer)"
         )
     try:

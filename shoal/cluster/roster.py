@@ -266,7 +266,7 @@ class Roster:
         """
         self.generation += 1
         for name in [name for name, person in self.people.items() if person.member.role != "server"]:
-            self.remove(name, "the run went back to a checkpoint")
+            self.remove(name, "the run rolled back to a checkpoint")
         for name, table in list(self.tables.items()):
             del self.tables[name]
             starts, origin = origins.get(name, (table.starts, ""))

@@ -48,9 +48,8 @@ def let_go(client: StatusClient, name: str, say: Say = lambda text: None, still:
         if _is_here(view, name, incarnation) and (now := held(view, name)) != left:
             left, since = now, time.monotonic()
     if left and (why := _died(client, view, name)):
-        raise ClusterError(
-            f"{name} ended before others had taken over its segments: {why}; shoal status shows which servers hold what"
-        )
+        early = f"{name} ended before others had taken over its segments: {why}"
+        raise ClusterError(f"{early}; shoal status shows which servers hold what")
     if total and said:
         say(f"{name}: 0 of {counted(total, 'segment')} left")
 
@@ -81,7 +80,5 @@ def _no_progress(client: StatusClient, name: str, left: int, patience: float) ->
     except Unanswered:
         return f"the coordinator does not answer, and {name} has not left: look again in a moment (shoal status)"
     doing = f"{counted(len(moves), 'segment')} on their way to {moves[0].target}" if moves else "none on its way"
-    return (
-        f"{name} has not left: nothing changed for {patience:g} s, with {counted(left, 'segment')} left and {doing}; it goes on leaving "
-        f"(shoal status shows how far it is)"
-    )
+    still = f"nothing changed for {patience:g} s, with {counted(left, 'segment')} left and {doing}"
+    return f"{name} has not left: {still}; it goes on leaving (shoal status shows how far it is)"

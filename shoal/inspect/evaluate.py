@@ -33,8 +33,6 @@ _WITHIN = 30.0  # seconds, to read the whole model
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """Loss and metrics of a model."""
-
     rows: int
     loss: float
     metrics: Metrics
@@ -42,8 +40,8 @@ class EvaluationResult:
     live: bool = False  # the run is still training
 
 
-class ModelEvaluator:
-    """Evaluates one model, repeatedly. A context manager."""
+class ModelEvaluator(contextlib.AbstractContextManager["ModelEvaluator"]):
+    """Evaluates one model, repeatedly."""
 
     def __init__(
         self,
@@ -88,17 +86,14 @@ class ModelEvaluator:
             source = DataSource(data, data, format=asked.format, hash_bits=asked.hash_bits)
         self._data = load(source, self.job.seed)
         if features is not None and self._data.features > features:
-            raise Invalid(
-                f"{data} has {self._data.features:,} features, and the model {features:,}: they are not the same ids"
-            )
+            rows = f"{data} has {self._data.features:,} features"
+            raise Invalid(f"{rows}, and the model {features:,}: they are not the same ids")
         trained, has = self.job.data.source, self._data.features
         other = data in NAMED and trained in NAMED and data != trained
         self.note = ""  # a warning if these rows and this model seem unrelated
         if features is not None and (other or 2 * has < features):
-            self.note = (
-                f"the model was trained on {trained} and has {features:,} features, {data} has {has:,}: unless "
-                f"their ids mean the same, these figures mean nothing"
-            )
+            both = f"the model was trained on {trained} and has {features:,} features, {data} has {has:,}"
+            self.note = f"{both}: unless their ids mean the same, these figures mean nothing"
         self._learner: Learner = learner_of(self.job.model, self._data.train, self.job.seed)
 
     def _features(self) -> int | None:
@@ -113,8 +108,11 @@ class ModelEvaluator:
         return tables[self._table].span - self.job.model.bias
 
     def look(self) -> EvaluationResult:
-        """Read the current weights and evaluate them."""
-        steps = self._steps()
+        steps = None
+        if self._address:
+            with contextlib.closing(look_at(self._address, self._safety)) as looking, contextlib.suppress(Unanswered):
+                course = looking.look().course
+                steps = None if course is None else course.steps
         weights = self._from_file() if self._kv is None else self._pulled(self._kv)
         loss, metrics = self._learner.judge(self._data.test, weights)
         return EvaluationResult(self._data.test.rows, loss, metrics, steps, self._kv is not None)
@@ -135,20 +133,9 @@ class ModelEvaluator:
             return Trained.load(self._kept).table
         return self._learner.read(self._kept)
 
-    def _steps(self) -> int | None:
-        if not self._address:
-            return None
-        with contextlib.closing(look_at(self._address, self._safety)) as looking, contextlib.suppress(Unanswered):
-            course = looking.look().course
-            return None if course is None else course.steps
-        return None
-
     def close(self) -> None:
         if self._kv is not None:
             self._kv.close()
-
-    def __enter__(self) -> ModelEvaluator:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

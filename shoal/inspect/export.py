@@ -25,13 +25,13 @@ import re
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from shoal.errors import Invalid
-from shoal.events import Evaluated, Progress, RunEvent, counted, read_legible
+from shoal.events import Evaluated, Progress, counted, read_legible
 
 WHAT = {
     "study.toml": "the study: which runs there are",
@@ -61,8 +61,6 @@ FIRST = ("seconds", "passes", "steps", "examples", "train_loss")
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """An archive, and remarks about it."""
-
     path: Path
     files: int
     bytes: int
@@ -140,9 +138,8 @@ def export(folder: Path, out: Path | None = None) -> ExportResult:
             Path(aside).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise Invalid(
-            f"cannot write {target}: {error.strerror or error}: make room, or choose another place (--out)"
-        ) from None
+        why = error.strerror or error
+        raise Invalid(f"cannot write {target}: {why}: make room, or choose another place (--out)") from None
     return ExportResult(target, len(writer.sums), size, writer.notes, _figures(folder, is_sweep))
 
 
@@ -162,9 +159,8 @@ def _fill_run(writer: _Writer, inside: str, path: Path, names: Sequence[str]) ->
     there = [name for name in names if writer.file(f"{inside}{name}", path / name)]
     of_run = f" of {inside.rstrip('/')}" if inside else ""
     if "summary.json" not in there:
-        writer.notes.append(
-            f"there is no summary{of_run}: it is still running, or was interrupted: this is what exists so far"
-        )
+        running = "it is still running, or was interrupted: this is what exists so far"
+        writer.notes.append(f"there is no summary{of_run}: {running}")
     elif "model.safetensors" not in there:
         writer.notes.append(f"there is no model{of_run}")
     if "events.jsonl" not in there:
@@ -172,42 +168,28 @@ def _fill_run(writer: _Writer, inside: str, path: Path, names: Sequence[str]) ->
         return
     events, damaged = read_legible(path / "events.jsonl")
     if damaged:
-        writer.notes.append(
-            f"{counted(damaged, 'line')} of events.jsonl{of_run} cannot be read, and the tables are without"
-        )
-    writer.text(f"{inside}validation.csv", as_csv(_evaluations(events)))
-    writer.text(f"{inside}training.csv", as_csv(_progress(events)))
+        lines = f"{counted(damaged, 'line')} of events.jsonl{of_run}"
+        writer.notes.append(f"{lines} cannot be read, and the tables are without")
+    judged, trained = list[dict[str, Any]](), list[dict[str, Any]]()
+    for one in events:
+        if isinstance(one, Progress):
+            trained.append({name: getattr(one, name) for name in (*FIRST, "workers")} | one.spent)
+        elif isinstance(one, Evaluated):
+            row = {name: getattr(one, name) for name in ("number", *FIRST, "test_loss", "workers", "best", "by")}
+            row |= {"read": one.seconds if one.read is None else one.read, **one.metrics}
+            judged.append(row | {f"nodes_{name}": value for name, value in one.spread.items()})
+    writer.text(f"{inside}validation.csv", as_csv(judged))
+    writer.text(f"{inside}training.csv", as_csv(trained))
 
 
-# ---------------------------------------------------------------- tables
-
-
-def as_csv(rows: Iterable[dict[str, Any]]) -> str:
+def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as CSV; missing values are empty."""
-    table = list(rows)
-    heads = list(dict.fromkeys(name for row in table for name in row)) or list(FIRST)
+    heads = list(dict.fromkeys(name for row in rows for name in row)) or list(FIRST)
     text = io.StringIO()
     writer = csv.DictWriter(text, heads, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(table)
+    writer.writerows(rows)
     return text.getvalue()
-
-
-def _evaluations(events: Sequence[RunEvent]) -> Iterator[dict[str, Any]]:
-    for one in events:
-        if isinstance(one, Evaluated):
-            row = {name: getattr(one, name) for name in ("number", *FIRST, "test_loss", "workers", "best", "by")}
-            row["read"] = one.seconds if one.read is None else one.read
-            yield row | one.metrics | {f"nodes_{name}": value for name, value in one.spread.items()}
-
-
-def _progress(events: Sequence[RunEvent]) -> Iterator[dict[str, Any]]:
-    for one in events:
-        if isinstance(one, Progress):
-            yield {name: getattr(one, name) for name in (*FIRST, "workers")} | one.spent
-
-
-# ---------------------------------------------------------------- input and target
 
 
 def _runs(folder: Path) -> tuple[dict[str, Path], bool]:

@@ -5,6 +5,7 @@ shoal.query("runs/clicks-logistic-async-1", "top", k=5)
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -28,7 +29,6 @@ from shoal.store.client.client import Client
 from shoal.store.client.task import Task
 from shoal.store.query import Question, question_named
 from shoal.tables import Sparse
-from shoal.wire import Transport
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Received, Send
 
@@ -39,8 +39,6 @@ _VISITOR = 1  # an incarnation that is not checked, to number requests
 
 
 class HasModel(Protocol):
-    """A finished run."""
-
     model: Any
 
 
@@ -122,18 +120,17 @@ class LiveModel:
         self._lock = threading.Lock()
         self._client = Client(f"visit-{secrets.token_hex(4)}", seed=secrets.randbits(32))
         self._client.take_view(0, m.View(0, 0, 0, [], []), _VISITOR)
-        self._transport: Transport | None = None
         safety = Safety.chosen(keys, insecure, at=address)
-        self._looking = look_at(address, safety)
-        try:
+        with contextlib.ExitStack() as opened:
+            self._looking = look_at(address, safety)
+            opened.callback(self._looking.close)
             # A key that is bound to the group of the run queries as a member of it.
             group = self._looking.describe().group if safety.has_keys else ""
             self._transport = transport_to(address, safety, group)(self._client.session.name)
+            opened.callback(self._transport.close)
             self._wait(self._client.refresh(), PATIENCE)
             self._layout = self._client.session.layout(self._default() if table is None else table)
-        except BaseException:
-            self.close()
-            raise
+            self._opened = opened.pop_all()
         self.table = self._layout.name
         job = job_of(where) if self.table == TABLE else None
         self._model = None if job is None else job.model
@@ -166,7 +163,6 @@ class LiveModel:
                 if now - asked >= self._client.session.view.timing.resend_first:
                     asked = now
                     self._send([Send(limits.COORDINATOR, m.Refresh(0))])
-                assert self._transport is not None
                 for event in self._transport.receive(_ASLEEP):
                     self._take(event)
                 now = time.monotonic_ns()
@@ -183,27 +179,22 @@ class LiveModel:
         if not isinstance(message, m.View) or event.sender != limits.COORDINATOR:
             self._send(self._client.handle(now, event.sender, message, event.arrays))
         elif (message.term, message.number) > (known.term, known.number):
-            self._connect(known, message)
+            before, here = (
+                {one.name: one.address for one in view.members if one.role == "server"} for view in (known, message)
+            )
+            for name in before.keys() - here.keys():
+                self._transport.disconnect(name)
+            for name, address in here.items():
+                self._transport.connect(name, address)
             self._send(self._client.take_view(now, message, _VISITOR))
 
-    def _connect(self, known: m.View, view: m.View) -> None:
-        assert self._transport is not None
-        here = {member.name: member.address for member in view.members if member.role == "server"}
-        for member in known.members:
-            if member.role == "server" and member.name not in here:
-                self._transport.disconnect(member.name)
-        for name, address in here.items():
-            self._transport.connect(name, address)
-
     def _send(self, effects: list[Effect]) -> None:
-        assert self._transport is not None
         for effect in effects:
             if isinstance(effect, Send):
                 self._transport.send(effect.to, effect.message, effect.arrays)
         self._transport.flush()
 
     def course(self) -> m.RunProgress | None:
-        """The progress of its run."""
         return self._looking.look().course
 
     @property
@@ -212,16 +203,13 @@ class LiveModel:
         return self._layout.spec.span, isinstance(self._layout.spec, Sparse)
 
     def name(self, key: int, place: int) -> str:
-        """The name of a weight."""
         if isinstance(self._model, Linear) and self._model.bias and key == self._layout.spec.span - 1:
             return "bias"
         return f"{key}[{place}]" if self._layout.spec.width > 1 else str(key)
 
     def close(self) -> None:
         with self._lock:
-            self._looking.close()
-            if self._transport is not None:
-                self._transport.close()
+            self._opened.close()
 
 
 class SavedModel:

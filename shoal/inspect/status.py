@@ -42,8 +42,6 @@ Kind = type[Answer] | tuple[type[Answer], ...]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A replica of a segment."""
-
     server: str
     role: str  # primary, backup, filling
     version: int | None  # None: not reported
@@ -53,8 +51,6 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class SegmentStatus:
-    """A segment and its replicas."""
-
     table: str
     number: int
     start: int
@@ -66,8 +62,6 @@ class SegmentStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The status of a cluster."""
-
     standing: m.StatusReply
     view: m.View
     # by server and table number
@@ -135,7 +129,6 @@ class StatusClient:
         return self._ask("ask what the run is about", "coordinator", m.Describe, m.Described, seconds)
 
     def feed(self, after: int, seconds: float = PATIENCE) -> m.Fed:
-        """The events since then."""
         return self._ask("ask what happened", "coordinator", lambda request: m.Feed(request, after), m.Fed, seconds)
 
     def drain(self, name: str, seconds: float = PATIENCE) -> m.Message:
@@ -248,45 +241,35 @@ def address_of(where: str) -> str:
     """The coordinator's address of the run in this folder; an address is returned as it is."""
     if "://" in where:
         return where
-    folder = Path(where)
-    file = folder / ADDRESS
+    folder, file = Path(where), Path(where) / ADDRESS
+    resume = f"go on with it: shoal train --resume {where}"
     try:
         if file.exists() and not file.is_file():
             raise Invalid(f"{file} is no file: give the address itself (ipc://..., tcp://...)")
-        address = file.read_text().strip()
-        if not address.isprintable() or "://" not in address:
+        address = file.read_bytes().decode(errors="replace").strip()
+        if not address.isprintable() or "://" not in address or "\N{REPLACEMENT CHARACTER}" in address:
             what = "has no address in it" if address else "is empty"
-            raise ClusterError(f"{file} {what}: if the run was killed, go on with it: shoal train --resume {where}")
+            raise ClusterError(f"{file} {what}: if the run was killed, {resume}")
         return address
-    except UnicodeDecodeError:
-        raise ClusterError(
-            f"{file} has no address in it: if the run was killed, go on with it: shoal train --resume {where}"
-        ) from None
     except FileNotFoundError:
+        job, threads = job_of(where), "it runs as threads, which cannot be inspected"
         if (folder / "summary.json").exists():
-            raise ClusterError(
-                f"the run in {where} has ended, or was interrupted: its figures are in {folder / 'summary.json'}; if it was interrupted it "
-                f"goes on by shoal train --resume {where} (nodes from elsewhere: shoal launch coordinator --out {where})"
-            ) from None
-        if (folder / "job.toml").exists():
-            if (alone := without_coordinator(folder)) is not None:
-                raise ClusterError(
-                    f"a run by {alone} has no coordinator that could be asked: how far it is, its events say (shoal report "
-                    f"{where}); if it was killed, go on with it: shoal train --resume {where}"
-                ) from None
-            if _has_owner(folder):
-                raise ClusterError(
-                    f"the run in {where} is being started, or has just ended (or it runs as threads, which cannot be inspected): ask again "
-                    f"in a moment"
-                ) from None
-            raise ClusterError(
-                f"no run is under way in {where} (or it runs as threads, which cannot be inspected): if it was started just now, "
-                f"ask again in a moment; if it was ended, go on with it: shoal train --resume {where}"
-            ) from None
-        meant = f": is tcp://{where} meant?" if re.fullmatch(r"[\w.@\[\]-]+:\d{1,5}", where) else ""
-        raise Invalid(f"{where} is neither a run's folder nor an address (ipc://..., tcp://...){meant}") from None
+            why = f"the run in {where} has ended, or was interrupted: its figures are in {folder / 'summary.json'}; if it was "
+            why += f"interrupted it goes on by shoal train --resume {where} (nodes from elsewhere: shoal launch coordinator --out {where})"
+        elif not (folder / "job.toml").exists():
+            meant = f": is tcp://{where} meant?" if re.fullmatch(r"[\w.@\[\]-]+:\d{1,5}", where) else ""
+            raise Invalid(f"{where} is neither a run's folder nor an address (ipc://..., tcp://...){meant}") from None
+        elif job is not None and not job.strategy.can_be_watched:
+            why = f"a run by {job.strategy.name} has no coordinator that could be asked: how far it is, its events say "
+            why += f"(shoal report {where}); if it was killed, {resume}"
+        elif _has_owner(folder):
+            why = f"the run in {where} is being started, or has just ended (or {threads}): ask again in a moment"
+        else:
+            why = f"no run is under way in {where} (or {threads}): if it was started just now, ask again in a moment; "
+            why += f"if it was ended, {resume}"
+        raise ClusterError(why) from None
     except OSError as error:
-        raise Invalid(f"cannot read {folder / ADDRESS}: {error.strerror}") from None
+        raise Invalid(f"cannot read {file}: {error.strerror}") from None
 
 
 def safety_for(where: str, keys: str | None = None, insecure: bool = False) -> Safety:
@@ -323,12 +306,6 @@ def is_of_peers(where: str, safety: Safety | None = None) -> bool:
     return any(importlib.import_module(one).answers(where, safety, _AGAIN) for one in observers)
 
 
-def without_coordinator(folder: Path) -> str | None:
-    """The name of the strategy of a run without a coordinator."""
-    job = job_of(str(folder))
-    return None if job is None or job.strategy.can_be_watched else job.strategy.name
-
-
 def job_of(where: str) -> Job | None:
     """The job of the run in this folder; None for an address, a store, or no run."""
     try:
@@ -338,7 +315,6 @@ def job_of(where: str) -> Job | None:
 
 
 def look_at(address: str, safety: Safety | None = None, who: str = "look") -> StatusClient:
-    """A client for the cluster with this coordinator address."""
     from shoal.security.safety import Safety
 
     safety = safety or Safety.chosen(at=address)

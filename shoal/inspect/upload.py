@@ -116,9 +116,8 @@ def _said(where: str, answer: http.client.HTTPResponse, body: bytes) -> str:
     elsewhere = answer.getheader("Location", "")
     if 300 <= answer.status < 400:
         to = f" to {elsewhere[:SHOWN]!a}" if elsewhere else ""
-        raise NotUploaded(
-            where, f"it answers {status} and points{to}, which is not followed: give that address yourself"
-        )
+        points = f"it answers {status} and points{to}, which is not followed"
+        raise NotUploaded(where, f"{points}: give that address yourself")
     if not 200 <= answer.status < 300:
         raise NotUploaded(where, f"it answers {status}{f': {first}' if first else ''}")
     if answer.length and len(body) < ANSWER:
@@ -127,5 +126,4 @@ def _said(where: str, answer: http.client.HTTPResponse, body: bytes) -> str:
 
 
 def _shown(text: str) -> str:
-    """The text without control characters."""
     return "".join(char if char.isprintable() else "?" for char in text)[:SHOWN]

@@ -349,7 +349,7 @@ class Scheduler:
         effects += self._tell_voids()
         if want.newer:
             self.counts[NEWER] += want.newer
-            effects += self.warn("a slot that was dealt again read weights of which some were one step newer")
+            effects += self.warn("a slot that was reassigned read weights of which some were one step newer")
         if not self.begun and not self.ended and len(self._seen) >= self.awaited:
             effects += self._begin(now)
         may = self.begun and not want.leaving and not self.is_done and who in self._seen

@@ -143,7 +143,7 @@ class SchedulerNode:
         lost = next((p.last for t in self._of_ours.tables for p in t.places if not p.servers), None)
         if view.generation == self._generation and lost is None:
             return []
-        why = f"{lost} is gone" if lost is not None else "the cluster went back to a checkpoint of its own run"
+        why = f"{lost} is gone" if lost is not None else "the cluster rolled back to a checkpoint of its own run"
         return self.scheduler.fail(f"{why}, and with it segments of group {self.group!r}: resume this run")
 
     def _ended(self, now: int, name: str, reason: str, token: str) -> list[Effect]:

@@ -12,6 +12,7 @@ changes names only. Finished runs are never removed and never run again; others 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -21,7 +22,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -36,20 +37,17 @@ from shoal.sweep.study import PlannedRun, Study
 ENDS_WITHIN = 30.0  # seconds for a run to end after its sweep
 LOG, FAILED, STUDY, MACHINE = "output.log", "failed.txt", "study.toml", "machine.json"
 
+Decoded = TypeVar("Decoded")
 State = Literal["finished", "diverged", "failed", "unfinished", "to do"]
 
 
 class MachineInfo(msgspec.Struct, frozen=True):
-    """The cores of a run, and the share that other processes took."""
-
     cores: list[int]
     others: float | None = None  # share
 
 
 @dataclass(frozen=True, slots=True)
 class PointResult:
-    """The state of a run of the study."""
-
     run: PlannedRun
     state: State
     folder: Path
@@ -66,8 +64,6 @@ class PointResult:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A study and its existing runs."""
-
     study: Study
     results: list[PointResult] = field(repr=False)
     folder: Path
@@ -92,7 +88,6 @@ def is_sweep(folder: Path) -> bool:
 
 
 def look(run: PlannedRun, out: Path, cores: int | None) -> PointResult:
-    """The state of this run."""
     folder = out / "runs" / run.name
     if not folder.is_dir():
         return PointResult(run, "to do", folder)
@@ -110,7 +105,8 @@ def look(run: PlannedRun, out: Path, cores: int | None) -> PointResult:
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         return PointResult(run, "unfinished", folder, f"{error}: it will be put aside (former/)")
     state, reason = ("diverged", summary["stopped_because"]) if summary["failed"] else ("finished", "")
-    return PointResult(run, state, folder, reason, summary, events, _others(folder))  # type: ignore[arg-type]
+    others = (_decoded(folder / MACHINE, MachineInfo) or MachineInfo([])).others
+    return PointResult(run, state, folder, reason, summary, events, others)  # type: ignore[arg-type]
 
 
 def identity(job: Job, cores: int | None, folder: Path | None = None) -> str:
@@ -121,22 +117,14 @@ def identity(job: Job, cores: int | None, folder: Path | None = None) -> str:
     tree = msgspec.to_builtins(job)
     tree["data"] |= {name: Path(tree["data"][name]).name for name in ("source", "test")}
     if edges := tree["strategy"].get("edges"):
-        tree["strategy"]["edges"] = _links(Path(edges) if folder is None else folder / LINKS, job.workers)
+        tree["strategy"]["edges"] = "not known"
+        with contextlib.suppress(Invalid):
+            tree["strategy"]["edges"] = read(Path(edges) if folder is None else folder / LINKS, job.workers)
     return hashlib.sha256(msgspec.json.encode([tree, cores])).hexdigest()
 
 
-def _links(path: Path, nodes: int) -> Any:
-    try:
-        return read(path, nodes)
-    except Invalid:
-        return "not known"
-
-
 def fingerprint(folder: Path) -> str:
-    """The identity of a finished run; empty if it is not finished.
-
-    A run whose loss diverged is finished: it would diverge again.
-    """
+    """The identity of a finished run, or of a diverged one, which stays so; else empty."""
     try:
         if not is_finished(folder) and not _diverged(folder):
             return ""
@@ -145,24 +133,19 @@ def fingerprint(folder: Path) -> str:
         return ""
 
 
+def _decoded(path: Path, kind: type[Decoded]) -> Decoded | None:
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    return None
+
+
 def _summary(folder: Path) -> dict[str, Any]:
-    """The summary of a run; empty if there is none."""
-    try:
-        return msgspec.json.decode((folder / "summary.json").read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError):
-        return {}
+    return _decoded(folder / "summary.json", dict[str, Any]) or {}
 
 
 def _cores(folder: Path) -> int | None:
     cores = _summary(folder).get("cores")
     return cores if isinstance(cores, int) else None
-
-
-def _others(folder: Path) -> float | None:
-    try:
-        return msgspec.json.decode((folder / MACHINE).read_bytes(), type=MachineInfo).others
-    except (OSError, msgspec.MsgspecError):
-        return None
 
 
 def _diverged(folder: Path) -> bool:
@@ -172,9 +155,6 @@ def _diverged(folder: Path) -> bool:
         return False
     losses = [event.test_loss for event in events if isinstance(event, Evaluated)]
     return bool(_summary(folder).get("failed") and losses) and not math.isfinite(losses[-1])
-
-
-# ---------------------------------------------------------------- making room
 
 
 def kept(study: Study, out: Path, cores: int) -> dict[str, Path]:

@@ -157,14 +157,11 @@ class PointFigures:
 
 
 def known(points: Sequence[PointFigures], figure: str) -> list[tuple[PointFigures, Spread]]:
-    """The points that have this figure."""
     return [(one, spread) for one in points if (spread := one.spread(figure)) is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class StudyFigures:
-    """The figures of a whole sweep."""
-
     sweep: Sweep = field(repr=False)
     points: list[PointFigures]  # of the grid
     serial: list[PointFigures]
@@ -203,7 +200,6 @@ class StudyFigures:
         return "seconds to the target" if self.timed else f"{'best' if self.has_target else 'last'} test loss"
 
     def alone(self, figure: str) -> Spread | None:
-        """A figure of the best serial run."""
         return None if self.best_serial is None else self.best_serial.spread(figure)
 
     @property
@@ -221,14 +217,15 @@ class StudyFigures:
 
 
 def figures(sweep: Sweep) -> StudyFigures:
-    """All figures of a sweep."""
     study, target = sweep.study, sweep.study.target
     goals = dict.fromkeys(study.seeds, None if target is None else target.loss)
     serial = [_point(sweep, point, goals) for point in study.points if point.serial]
     best_serial = best_of(serial, None)[0]
     if target is not None and target.above is not None:  # each seed has a target of its own
         runs = [] if best_serial is None else best_serial.runs
-        goals = {run.result.run.seed: _above(run.last_loss, target.above) for run in runs}
+        losses = {run.result.run.seed: run.last_loss for run in runs}
+        finite = {seed: loss for seed, loss in losses.items() if loss is not None and math.isfinite(loss)}
+        goals = dict.fromkeys(losses) | {seed: loss + target.above * abs(loss) for seed, loss in finite.items()}
         again = [_point(sweep, one.point, goals) for one in serial]
         best_serial = next((new for new, old in zip(again, serial, strict=True) if old is best_serial), None)
         serial = again
@@ -239,7 +236,6 @@ def figures(sweep: Sweep) -> StudyFigures:
 
 
 def of_run(result: PointResult, target: float | None) -> RunFigures:
-    """The figures of one run."""
     one = RunFigures(result, target)
     if not result.is_done:
         return one
@@ -271,10 +267,7 @@ def of_run(result: PointResult, target: float | None) -> RunFigures:
 
 
 def best_of(points: Sequence[PointFigures], target: Target | None) -> tuple[PointFigures | None, str]:
-    """The first point at the target with all its seeds; else that of the lowest median loss.
-
-    Without a target that is the last loss of a run; if no run reached it, the best.
-    """
+    """The first at the target with all its seeds; else that of the lowest median loss."""
     if timed := known(points, "time_to_target"):
         return min(timed, key=lambda pair: pair[1].median)[0], "soonest at the target"
     missed = "" if target is None else "; no point reached the target with all seeds"
@@ -310,13 +303,6 @@ def _against(run: RunFigures, serial: RunFigures, timed: bool) -> RunFigures:
         hardware_efficiency=run.rate / serial.rate,
         statistical_efficiency=(serial.rows_to_target or 0) / (run.rows_to_target or 1),
     )
-
-
-def _above(loss: float | None, share: float) -> float | None:
-    return None if loss is None or not math.isfinite(loss) else loss + share * abs(loss)
-
-
-# ---------------------------------------------------------------- points as lines over one axis
 
 
 STEEP = 6.0  # highest over lowest from which a scale is logarithmic, if the values grow by factors
@@ -375,10 +361,7 @@ def x_axis(of: StudyFigures) -> Axis | None:
 
 
 def lines_of(of: StudyFigures) -> dict[str, list[PointFigures]]:
-    """A line for each combination of all other axes, its points in the order of the axis.
-
-    It is labelled by these choices; empty if there is no other axis.
-    """
+    """A line for each combination of all other axes, which label it, in the axis's order."""
     axis, first = x_axis(of), of.sweep.study.lines
     lines: dict[str, list[PointFigures]] = {}
     for one in of.shown:

@@ -18,7 +18,6 @@ FIRST = 4  # losses that are listed one by one
 
 
 def paragraphs(of: StudyFigures) -> list[str]:
-    """The findings that the figures support."""
     said = [_runs(of), _best(of), *_along(of), _speedup(of), same_rows(of), accuracies(of), apart(of)]
     said += [_missed(of), active(of), _others(of), _how(of)]
     return [one for one in said if one]
@@ -49,10 +48,8 @@ def _runs(of: StudyFigures) -> str:
     serial = counted(len(of.serial), "serial point") if of.serial else ""
     text = f"{' and '.join(one for one in (points, serial) if one)}, each with {counted(len(study.seeds), 'seed')}: "
     text += f"{counted(len(results), 'run')}"
-    notes = [
-        f"{states.count(state)} {state}" for state in ("failed", "diverged", "unfinished", "to do") if state in states
-    ]
-    return f"{text}, {'all finished' if not notes else ', '.join(notes)}."
+    bad = [state for state in ("failed", "diverged", "unfinished", "to do") if state in states]
+    return f"{text}, {', '.join(f'{states.count(state)} {state}' for state in bad) or 'all finished'}."
 
 
 def best_sentence(of: StudyFigures) -> str:
@@ -107,9 +104,6 @@ def _target(of: StudyFigures) -> str:
     goals = Spread.of([one.target for point in of.shown for one in point.runs])
     reached = "" if goals is None else f", {value(goals, False)}"
     return f"test loss of the best serial run + {100 * (target.above or 0):g}%{reached}"
-
-
-# ---------------------------------------------------------------- along an axis
 
 
 def _along(of: StudyFigures) -> list[str]:
@@ -185,9 +179,6 @@ def _waiting(points: Sequence[PointFigures], axis: Axis) -> str:
     return f"{_capital('; '.join(parts))}." if parts else ""
 
 
-# ---------------------------------------------------------------- speedup, and what is missing
-
-
 def _speedup(of: StudyFigures) -> str:
     serial = of.best_serial
     if serial is None or not of.points:
@@ -203,27 +194,23 @@ def _speedup(of: StudyFigures) -> str:
     hardware, statistical = top.spread("hardware_efficiency"), top.spread("statistical_efficiency")
     if hardware is not None and statistical is not None:
         text += (
-            f", with {_times(hardware)} times the rows a second and {_times(statistical)} times as much learned from "
-            f"a row (for each seed their product is the speedup over the serial run with that seed)"
+            f", with {_times(hardware)} times the rows a second and {_times(statistical)} times as much learned from"
         )
+        text += " a row (for each seed their product is the speedup over the serial run with that seed)"
     if cores := of.cores:
         text += f". Each run had {counted(cores, 'core')}"
     if of.emulated:
-        text += (
-            f". The computing is emulated ({'; '.join(of.emulated)}): waiting and messages are real, the work is not"
-        )
+        how = "; ".join(of.emulated)
+        text += f". The computing is emulated ({how}): waiting and messages are real, the work is not"
     return f"{text}."
 
 
 def _missed(of: StudyFigures) -> str:
-    """The points that missed the target, and the failures."""
     parts = []
     censored = [one for one in [*of.points, *of.serial] if one.censored]
     if censored:
-        parts.append(
-            f"Not all seeds reached the target at {_listed([f'{one.point.title} ({one.reached} of {len(one.runs)})' for one in censored])}: "
-            f"these points have no time"
-        )
+        some = [f"{one.point.title} ({one.reached} of {len(one.runs)})" for one in censored]
+        parts.append(f"Not all seeds reached the target at {_listed(some)}: these points have no time")
     for state in ("diverged", "failed"):
         said = []
         for point in [*of.points, *of.serial]:
@@ -241,14 +228,11 @@ def _others(of: StudyFigures) -> str:
     taken = Spread.of([one.others for one in of.sweep.results])
     if taken is None or taken.high < QUIET:
         return ""
+    usual, low, high = map(format.share, (taken.median, taken.low, taken.high))
     if taken.median < QUIET:
-        return (
-            f"Others took {format.share(taken.high)} of a run's cores at most, {format.share(taken.median)} as a rule."
-        )
-    return (
-        f"The machine was not quiet: others took {format.share(taken.median)} of the cores that a run had, {format.share(taken.low)} to "
-        f"{format.share(taken.high)}, so times are longer than they would be alone, and not all alike."
-    )
+        return f"Others took {high} of a run's cores at most, {usual} as a rule."
+    quiet = f"The machine was not quiet: others took {usual} of the cores that a run had, {low} to {high}"
+    return f"{quiet}, so times are longer than they would be alone, and not all alike."
 
 
 def _how(of: StudyFigures) -> str:
@@ -256,13 +240,8 @@ def _how(of: StudyFigures) -> str:
     over = "Figures are medians over seeds, with the lowest and the highest. " if several else ""
     if not of.has_target:
         return over.strip()
-    return (
-        f"{over}The time to the target is when the weights were read that were first judged at or below it: no finer than "
-        f"evaluations are. A point has one only if all its seeds got there."
-    )
-
-
-# ---------------------------------------------------------------- the same rows
+    over += "The time to the target is when the weights were read that were first judged at or below it: no finer than"
+    return f"{over} evaluations are. A point has one only if all its seeds got there."
 
 
 def same_rows(of: StudyFigures) -> str:
@@ -290,11 +269,8 @@ def accuracies(of: StudyFigures) -> str:
         return f"{text}."
     alone = serial.median
     text += f"; the best serial run {alone:.4f}"
-    below = [
-        f"{one.point.title} ({100 * (spread.median - alone):+.1f})"
-        for one, spread in pairs
-        if alone - spread.median > POINT
-    ]
+    lower = [(one, spread.median - alone) for one, spread in pairs if alone - spread.median > POINT]
+    below = [f"{one.point.title} ({100 * by:+.1f})" for one, by in lower]
     if not below:
         return f"{text}. All are within a point of that, or above."
     return f"{text}. More than a point below that: {_listed(below, EACH)}."
@@ -324,9 +300,6 @@ def _lines(of: StudyFigures, figure: str, form: str, factor: float = 1.0) -> str
     return "; ".join(parts)
 
 
-# ---------------------------------------------------------------- workers
-
-
 def active_table(of: StudyFigures) -> TableSection | None:
     """Workers at the first losses, at the target and in all; None for serial runs."""
     points = [one for one in of.points if one.done and any(_asked(run) > 1 for run in one.runs)]
@@ -350,7 +323,6 @@ def active_table(of: StudyFigures) -> TableSection | None:
 
 
 def active(of: StudyFigures) -> str:
-    """The table of workers in a sentence."""
     counts = [(one.point.title, *_full(one)) for one in of.points if any(_asked(run) > 1 for run in one.runs)]
     if not any(total for _, _, total in counts):
         return ""

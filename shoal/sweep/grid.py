@@ -26,8 +26,6 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class AxisChoice:
-    """One place on an axis."""
-
     label: str
     value: Any  # of the setting; the label where it has a name
     changes: dict[str, Any]
@@ -38,10 +36,6 @@ class AxisChoice:
         if isinstance(self.value, str):
             return float(self.value) if _NUMBER.fullmatch(self.value) else None
         return float(self.value) if isinstance(self.value, int | float) and not isinstance(self.value, bool) else None
-
-    def has_name(self, axis: str) -> bool:
-        """Whether it is a named point, not a value."""
-        return axis not in self.changes and self.number is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +49,6 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One combination."""
-
     choices: dict[str, AxisChoice]  # by the name of the axis
     names: dict[str, str] = field(default_factory=dict)  # the axes' short names
     serial: bool = False
@@ -64,11 +56,11 @@ class Point:
     def words(self, axis: str, between: str = " ") -> str:
         """Its choice on an axis: workers 2, or a name."""
         choice = self.choices[axis]
-        return choice.label if choice.has_name(axis) else f"{self.names[axis]}{between}{choice.label}"
+        is_named = axis not in choice.changes and choice.number is None
+        return choice.label if is_named else f"{self.names[axis]}{between}{choice.label}"
 
     @property
     def title(self) -> str:
-        """The title for people."""
         return ", ".join([SERIAL] * self.serial + [self.words(axis) for axis in self.choices]) or "the job"
 
     @property
@@ -151,7 +143,6 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def label(value: Any) -> str:
-    """A short text for a value."""
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)

@@ -47,7 +47,6 @@ SECONDS = ("per_example", "pause", "pause_every", "stall", "stall_at", "link", "
 
 
 def pictures(of: StudyFigures) -> list[PictureSection]:
-    """All pictures that have data."""
     found = [(name, picture(of)) for name, picture in _PICTURES.items()]
     return [PictureSection(name, draw.svg(one[0]), one[1]) for name, one in found if one is not None]
 
@@ -84,9 +83,6 @@ def label(axis: Axis) -> str:
     return f"{axis.short}, seconds" if axis.name.removeprefix("emulate.") in SECONDS else axis.short
 
 
-# ---------------------------------------------------------------- lines over an axis
-
-
 def draw_lines(axes: Axes, of: StudyFigures, axis: Axis, figure: str, text: str) -> None:
     """A line through the medians of numbers, marks for all else, a dot for each seed."""
     scale, lines = AxisScale.of(axis), lines_of(of)
@@ -103,12 +99,8 @@ def draw_lines(axes: Axes, of: StudyFigures, axis: Axis, figure: str, text: str)
         style: dict[str, Any] = {"fmt": MARKERS[number % len(MARKERS)], "markersize": 7, "markeredgecolor": "white"}
         style |= {"capsize": 3, "elinewidth": 1.2, "zorder": 3, "label": name or None}
         axes.errorbar(places, middles, yerr=[below, above], color=color, **style)
-        dots = [
-            (scale.places[at(one, axis)] + shift, height)
-            for one in points
-            for run in one.runs
-            if format.finite(height := getattr(run, figure))
-        ]
+        heights = [(one, getattr(run, figure)) for one in points for run in one.runs]
+        dots = [(scale.places[at(one, axis)] + shift, height) for one, height in heights if format.finite(height)]
         axes.plot(*draw.columns(dots), "o", color=color, alpha=0.45, markersize=3.5, zorder=2, label="_")
         for one in points:
             if one.spread(figure) is None and (reason := _without(one)):
@@ -149,9 +141,8 @@ def _draw_speedup(axes: Axes, of: StudyFigures, axis: Axis, figure: str) -> None
         draw.reference(axes, 1.0, "best serial run")
         return
     scale, ideal = AxisScale.of(axis), list(numbers.values())
-    axes.plot(
-        [scale.places[one] for one in numbers], ideal, color="#999999", linewidth=1.2, linestyle=":", label="ideal"
-    )
+    places = [scale.places[one] for one in numbers]
+    axes.plot(places, ideal, color="#999999", linewidth=1.2, linestyle=":", label="ideal")
     draw.logarithmic(axes.yaxis, base=2)
     axes.set_ylim(0.8 * min(1.0, *heights), 1.25 * max(1.0, *heights, min(max(ideal), 2 * max(heights))))
     draw.reference(axes, 1.0, "best serial run")
@@ -200,7 +191,6 @@ def _speedup(of: StudyFigures) -> Drawn:
 
 
 def _work(of: StudyFigures) -> Drawn:
-    """Equal rows for all: wall time, speedup and CPU time."""
     axis, same = x_axis(of), "speedup_same_rows"
     if axis is None or not of.same_work or len({run.job.workers for run in of.sweep.study.runs}) < 2:
         return None
@@ -254,13 +244,9 @@ def _accuracy(of: StudyFigures) -> Drawn:
 
 def _waiting(of: StudyFigures) -> Drawn:
     axis = x_axis(of)
-    kinds = {
-        "waiting": ("share of workers' time spent waiting", "workers wait at most {:.0%} ({})"),
-        "staleness_mean": (
-            "mean staleness: pushes between a pull and its push",
-            "mean staleness is at most {:.3g} ({})",
-        ),
-    }
+    stale = "mean staleness: pushes between a pull and its push", "mean staleness is at most {:.3g} ({})"
+    waits = "share of workers' time spent waiting", "workers wait at most {:.0%} ({})"
+    kinds = {"waiting": waits, "staleness_mean": stale}
     panels = [name for name in kinds if max(_ends(of.points, name), default=0.0) > 0]
     if axis is None or not panels:
         return None
@@ -276,9 +262,6 @@ def _waiting(of: StudyFigures) -> Drawn:
     return figure, f"Share of waiting and staleness of pushes over {axis.short}: less of one costs more of the other."
 
 
-# ---------------------------------------------------------------- losses over time
-
-
 def _curves(of: StudyFigures) -> Drawn:
     """Test and train losses. Few points share a panel; of more, each line has its own."""
     if not any(one.done for one in of.shown):
@@ -288,7 +271,11 @@ def _curves(of: StudyFigures) -> Drawn:
     if sum(map(len, groups)) < len(SERIES) or not 2 <= len(groups) <= PANELS:
         groups = [[one for points in groups for one in points]]
     alone = len(groups) == 1
-    figure = framed(of, _lowest(of), wide=True)
+    title = "Test and train loss over time"
+    if pairs := known(of.shown, "best_loss"):
+        one, spread = min(pairs, key=lambda pair: pair[1].median)
+        title = f"Test loss fell lowest with {one.point.title}: {format.loss(spread.median)}"
+    figure = framed(of, title, wide=True)
     if not alone:
         figure.set_figheight(6.4)
     panels = figure.subplots(*((1, 2) if alone else (2, len(groups))), squeeze=False, sharex=not alone)
@@ -307,16 +294,7 @@ def _curves(of: StudyFigures) -> Drawn:
     return figure, "Test and train loss over seconds: medians over seeds, thin lines for the seeds."
 
 
-def _lowest(of: StudyFigures) -> str:
-    pairs = known(of.shown, "best_loss")
-    if not pairs:
-        return "Test and train loss over time"
-    one, spread = min(pairs, key=lambda pair: pair[1].median)
-    return f"Test loss fell lowest with {one.point.title}: {format.loss(spread.median)}"
-
-
 def _consensus(of: StudyFigures) -> Drawn:
-    """The distance of the workers' models from their mean over time."""
     pairs = known(of.points, "distance")
     if not pairs:
         return None
@@ -370,14 +348,10 @@ def _tested(run: RunFigures) -> list[tuple[float, float]]:
 
 
 def _trained(run: RunFigures) -> list[tuple[float, float]]:
-    often, seldom = (
-        [
-            (event.seconds, event.train_loss)
-            for event in run.result.events
-            if isinstance(event, kind) and event.train_loss is not None and format.finite(event.train_loss)
-        ]
-        for kind in (Progress, Evaluated)
-    )
+    often, seldom = list[tuple[float, float]](), list[tuple[float, float]]()
+    for event in run.result.events:
+        if isinstance(event, Progress | Evaluated) and event.train_loss is not None and format.finite(event.train_loss):
+            (often if isinstance(event, Progress) else seldom).append((event.seconds, event.train_loss))
     return often if len(often) > 1 else seldom
 
 
@@ -397,19 +371,15 @@ def _limit(axes: Axes, points: Sequence[PointFigures], track: Track, log: bool) 
     axes.set_ylim(low - 0.05 * room, high + 0.1 * room)
 
 
-# ---------------------------------------------------------------- heat map of two numeric axes
-
-
 def _heat(of: StudyFigures) -> Drawn:
     """Every figure is written in its cell, and the best cell is framed."""
     import numpy as np
     from matplotlib.patches import Rectangle
 
     axes_of_grid = of.sweep.study.axes or of.sweep.study.serial_axes
-    numeric = [
-        3 <= len(axis.choices) <= CELLS and all(one.number is not None for one in axis.choices) for axis in axes_of_grid
-    ]
-    if numeric != [True, True] or not known(of.shown, of.measure):
+    choices = [axis.choices for axis in axes_of_grid if 3 <= len(axis.choices) <= CELLS]
+    numeric = [one for one in choices if all(choice.number is not None for choice in one)]
+    if not len(numeric) == len(axes_of_grid) == 2 or not known(of.shown, of.measure):
         return None
     across, up = sorted(axes_of_grid, key=lambda axis: axis.name != of.sweep.study.x)
     figure = framed(of, best_sentence(of))
@@ -444,13 +414,6 @@ def _heat(of: StudyFigures) -> Drawn:
     )
 
 
-_PICTURES: dict[str, Callable[[StudyFigures], Drawn]] = {
-    "time": _time,
-    "speedup": _speedup,
-    "work": _work,
-    "accuracy": _accuracy,
-    "waiting": _waiting,
-    "heat": _heat,
-    "curves": _curves,
-    "consensus": _consensus,
-}
+_ALL: list[Callable[[StudyFigures], Drawn]]
+_ALL = [_time, _speedup, _work, _accuracy, _waiting, _heat, _curves, _consensus]
+_PICTURES = {picture.__name__.removeprefix("_"): picture for picture in _ALL}

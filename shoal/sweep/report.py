@@ -7,9 +7,13 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
 from shoal.events import counted
 from shoal.files import replace_file
@@ -22,9 +26,6 @@ from shoal.views import format
 from shoal.views.axes import can_draw
 from shoal.views.page import Section, TableSection, compact
 from shoal.views.run_record import emulation
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 # The heading and the format of each figure, in the order of the table of points.
 FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -78,9 +79,8 @@ def points_table(of: StudyFigures, serial: bool = False, ranges: bool = True) ->
     best, tied = (of.best_serial, []) if serial else (of.best, of.tied)
     rows = []
     for one in points:
-        cells = [one.point.choices[axis.name].label for axis in axes] + [
-            _progress(one, of.has_target) for _ in progress
-        ]
+        cells = [one.point.choices[axis.name].label for axis in axes]
+        cells += [_progress(one, of.has_target)] * len(progress)
         cells += [_cell(one, name, ranges) for name in names]
         rows.append([*cells, "best" if one is best else "tied" if any(one is other for other in tied) else ""])
     table = TableSection(heads, rows, "serial runs" if serial else "")
@@ -119,15 +119,11 @@ def runs_table(of: StudyFigures) -> TableSection:
     return compact(TableSection(["point", "seed", "state", *(FIGURES[name][0] for name in OF_RUNS)], rows))
 
 
-def printed(of: StudyFigures, width: int) -> RenderableType:
-    """The final page for a terminal of this width."""
-    from rich.console import Group
-    from rich.text import Text
-
+def printed(of: StudyFigures, width: int) -> Group:
     axes = [*of.sweep.study.axes, *of.sweep.study.serial_axes]
     words = ["", *(axis.short for axis in axes if all(choice.number is None for choice in axis.choices))]
     tables = [_fitting(of, serial, width) for serial in [True] * bool(of.serial) + [False] * bool(of.points)]
-    parts = [_rich(table, table.caption, words) for table in tables]
+    parts: list[Table | Text] = [_rich(table, table.caption, words) for table in tables]
     there = active_table(of)
     if there is not None and not all_at_work(of):
         parts.append(_rich(there, "workers present at each loss"))
@@ -136,12 +132,8 @@ def printed(of: StudyFigures, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _rich(table: TableSection, title: str, words: Sequence[str] = ()) -> RenderableType:
+def _rich(table: TableSection, title: str, words: Sequence[str] = ()) -> Table:
     """For a terminal; columns of ``words`` are aligned to the left, the best row is bold."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     shown = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left")
     for head in table.heads:
         shown.add_column(head.replace(" ", "\n"), justify="left" if head in words else "right", no_wrap=True)
@@ -162,7 +154,6 @@ def _fitting(of: StudyFigures, serial: bool, width: int) -> TableSection:
 
 
 def _width(table: TableSection) -> int:
-    """Columns of a terminal."""
     columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.heads)
     heads = [max(map(len, head.split(" "))) for head in table.heads]
     return 2 + sum(3 + max([head, *map(len, cells)]) for head, cells in zip(heads, columns, strict=True))
@@ -184,7 +175,6 @@ def write_tables(of: StudyFigures, folder: Path) -> None:
 
 
 def facts(of: StudyFigures) -> dict[str, Any]:
-    """All figures as plain data."""
     study = of.sweep.study
     return {
         "name": study.name,
@@ -236,11 +226,7 @@ def _run_facts(one: RunFigures) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- the page
-
-
 def sections(sweep: Sweep) -> list[Section]:
-    """The sections of the report page."""
     of = figures(sweep)
     there, former = active_table(of), others(sweep)
     asked = [sweep.study.what] if sweep.study.what else []

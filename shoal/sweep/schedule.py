@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -41,8 +42,6 @@ class SweepListener:
 
 @dataclass(slots=True, eq=False)
 class RunningPoint:
-    """A run in progress."""
-
     run: PlannedRun
     place: list[int]
     folder: Path
@@ -57,8 +56,6 @@ class RunningPoint:
 
 
 class SweepSchedule:
-    """The waiting and the running runs of a sweep."""
-
     def __init__(self, out: Path, places: Sequence[list[int]], timeout: float, audience: SweepListener) -> None:
         self._out, self._timeout, self._audience = out, timeout, audience
         self._free = deque(places)
@@ -66,7 +63,6 @@ class SweepSchedule:
         self._running: list[RunningPoint] = []
 
     def run(self, todo: Iterable[PlannedRun]) -> None:
-        """Start all in the given order, and wait until they have ended."""
         queue = deque(todo)
         try:
             while queue or self._running:
@@ -164,22 +160,7 @@ def estimate(took: Sequence[float], left: int, beside: int) -> float | None:
     return sum(took) / len(took) * -(-left // beside)
 
 
-def check_out(out: Path) -> None:
-    """Check that results can be written, before hours are spent."""
-    try:
-        (out / "runs").mkdir(parents=True, exist_ok=True)
-        probe = out / f".probe-{os.getpid()}"
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise Invalid(f"cannot write to {out}: {error.strerror}: choose another folder (--out)") from None
-
-
-# ---------------------------------------------------------------- a whole study
-
-
 def check_here(study: Study) -> None:
-    """Check that this machine has the cores, data and graphs."""
     study.places()
     for run in study.runs:
         try:
@@ -206,7 +187,11 @@ def run_left(study: Study, out: Path, audience: SweepListener | None = None) -> 
     """Run the unfinished runs. A failed run stops no other; the next call continues."""
     check_here(study)
     places = study.places()
-    check_out(out)
+    try:  # before hours are spent
+        (out / "runs").mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise Invalid(f"cannot write to {out}: {error.strerror}: choose another folder (--out)") from None
     lock = Lock(out, out, "sweep")
     try:
         arrange(study, out, len(places[0]))

@@ -17,9 +17,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import msgspec
+from rich.text import Text
 
 from shoal.sweep.disk import PointResult, took
 from shoal.sweep.schedule import RunningPoint, SweepListener, estimate
@@ -28,28 +29,23 @@ from shoal.views import board, format
 from shoal.views.board import Board
 from shoal.views.lines import LineView
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
 ENDED = 100  # finished runs that are shown
 TAIL = 65_536  # bytes that are read of a run's events
+SIGNS = {"+": ("✔", "green"), "!": ("!", "yellow"), "x": ("✘", "red")}
 
 
 @contextmanager
 def audience(study: Study, results: Sequence[PointResult], stream: TextIO | None = None) -> Iterator[SweepProgress]:
     """A live board where the stream (standard error if none is given) is a terminal, else lines."""
-    stream = stream or sys.stderr
-    progress = SweepProgress(study, results)
-    if (board := Board.on(stream, progress.draw)) is not None:
-        with board:
-            board.start()
-            yield progress
-    else:
-        with LineView(stream) as lines:
-            progress.lines = lines
+    stream, progress = stream or sys.stderr, SweepProgress(study, results)
+    with Board.on(stream, progress.draw) or LineView(stream) as screen:
+        if isinstance(screen, Board):
+            screen.start()
+        else:
+            progress.lines = screen
             if progress.done:
-                lines.write([f"{progress.done:,} of {progress.total:,} runs are finished already"])
-            yield progress
+                screen.write([f"{progress.done:,} of {progress.total:,} runs are finished already"])
+        yield progress
 
 
 class SweepProgress(SweepListener):
@@ -86,7 +82,6 @@ class SweepProgress(SweepListener):
                 self.running = known
 
     def left(self) -> str:
-        """The estimated time left."""
         seconds = estimate(self.took, self.total - self.done - self.failed, self._beside)
         return "" if seconds is None or seconds <= 0 else f"about {format.duration(seconds)} left"
 
@@ -97,32 +92,23 @@ class SweepProgress(SweepListener):
 
 def frame(progress: SweepProgress, width: int, height: int, plain: bool = False) -> list[Text]:
     """At most ``height - 1`` lines of less than ``width`` columns; ``plain``: ASCII only."""
-    from rich.text import Text
-
     across, budget = max(1, width - 1), max(1, height - 1)
     heads = ["shoal sweep", format.clean(progress.study.name), format.many(progress.total, "run")]
     failed = f", {progress.failed} failed" if progress.failed else ""
     spent = format.duration(time.monotonic() - progress.began)
-    parts = (f"{progress.done} of {progress.total}{failed}", spent, progress.left())
-    label = "   ".join(part for part in parts if part)
+    label = "   ".join(filter(None, (f"{progress.done} of {progress.total}{failed}", spent, progress.left())))
     lines = [
         Text((" | " if plain else " · ").join(heads), "bold"),
         board.bar(progress.done / max(1, progress.total), label, across, plain),
     ]
-    sign = "*" if plain else "●"
-    running = [
-        Text.assemble(
-            (f" {sign} ", "cyan"),
-            format.clean(who),
-            ("  " + "   ".join(part for part in (far, format.duration(seconds)) if part), "dim"),
-        )
-        for who, seconds, far in progress.running
-    ]
+    running = []
+    for who, seconds, far in progress.running:
+        row = Text.assemble((" * " if plain else " ● ", "cyan"), format.clean(who))
+        running.append(row.append("  " + "   ".join(filter(None, (far, format.duration(seconds)))), "dim"))
     lines += board.first_of(running, max(1, budget // 2), "runs")
-    signs = {"+": ("✔", "green"), "!": ("!", "yellow"), "x": ("✘", "red")}
     room = max(0, budget - len(lines))
     for kind, text in list(progress.finished)[-room:] if room else []:
-        shown, colour = signs[kind]
+        shown, colour = SIGNS[kind]
         lines.append(Text.assemble((f" {kind if plain else shown} ", colour), format.clean(text)))
     return board.fit(lines, width, height, plain)
 
@@ -132,7 +118,6 @@ def title(run: PlannedRun) -> str:
 
 
 def ending(result: PointResult) -> str:
-    """How a run ended."""
     if result.state == "finished":
         return f"test loss {format.loss(result.summary.get('test_loss'))}"
     return f"{result.state}: {format.clean(result.reason)}"
@@ -157,4 +142,4 @@ def how_far(folder: Path) -> str:
             if event.get("event") == "evaluated":
                 loss = f"test loss {format.loss(event.get('test_loss'))}"
                 break
-    return "   ".join(x for x in (far, loss) if x)
+    return "   ".join(filter(None, (far, loss)))

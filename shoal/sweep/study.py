@@ -56,8 +56,6 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One run of a study."""
-
     point: Point
     seed: int
     job: Job = field(repr=False)
@@ -69,8 +67,6 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A question and its runs."""
-
     name: str
     what: str
     seeds: list[int]
@@ -125,9 +121,14 @@ class Study:
         runs += [_planned(base, point, seed, folder) for seed in seeds for point in points]
         _check_runs(runs, target)
         x, lines, log = _picture(_table(tree, "picture"), axes or serial_axes)
-        timeout = _number(tree, "timeout", TIMEOUT)
-        what, name = _text(tree, "what", ""), _name(_text(tree, "name", name))
-        return cls(name, what, seeds, cores, each, target, timeout, axes, serial_axes, runs, x, lines, log, text)
+        timeout = tree.get("timeout", TIMEOUT)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+            raise Invalid(f"timeout = {label(timeout)}: give a number above 0")
+        what, name = _text(tree, "what", ""), _text(tree, "name", name)
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,99}", name):
+            allowed = "letters, digits, '-', '_', '.' and spaces, 100 at most"
+            raise Invalid(f"name = {name!r}: it names a folder: give {allowed}")
+        return cls(name, what, seeds, cores, each, target, float(timeout), axes, serial_axes, runs, x, lines, log, text)
 
     @property
     def points(self) -> list[Point]:
@@ -149,9 +150,6 @@ class Study:
         if each > cores:
             raise Invalid(f"cores_per_run = {each}, of cores = {cores}: a run cannot have more than there are")
         return [here[first : first + each] for first in range(0, cores - each + 1, each)]
-
-
-# ---------------------------------------------------------------- what a key may be
 
 
 def _check_keys(tree: Mapping[str, Any]) -> None:
@@ -176,20 +174,6 @@ def _text(tree: Mapping[str, Any], key: str, default: str) -> str:
     if not isinstance(value, str):
         raise Invalid(f"{key} = {label(value)}: give a text")
     return value
-
-
-def _name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,99}", name):
-        allowed = "letters, digits, '-', '_', '.' and spaces, 100 at most"
-        raise Invalid(f"name = {name!r}: it names a folder: give {allowed}")
-    return name
-
-
-def _number(tree: Mapping[str, Any], key: str, default: float) -> float:
-    value = tree.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise Invalid(f"{key} = {label(value)}: give a number above 0")
-    return float(value)
 
 
 def _seeds(value: Any) -> list[int]:
@@ -247,9 +231,6 @@ def _picture(tree: Mapping[str, Any], axes: list[Axis]) -> tuple[str | None, str
     return x, tree.get("lines") or (rest[0] if rest else None), log
 
 
-# ---------------------------------------------------------------- what is to be run
-
-
 def _base(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     job = _table(tree, "job")
     if "data" not in job:
@@ -292,7 +273,5 @@ def _check_runs(runs: list[PlannedRun], target: Target | None) -> None:
         seen[text] = run
         ends_at = run.job.stop.target_loss
         if target is not None and target.loss is not None and ends_at is not None and ends_at > target.loss:
-            raise Invalid(
-                f"[{table}] {run.point.title}: stop.target_loss = {ends_at:g} ends it before it can reach target = "
-                f"{target.loss:g}: lower it, or leave it out"
-            )
+            early = f"stop.target_loss = {ends_at:g} ends it before it can reach target = {target.loss:g}"
+            raise Invalid(f"[{table}] {run.point.title}: {early}: lower it, or leave it out")

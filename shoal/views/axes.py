@@ -173,7 +173,6 @@ def nothing(axes: Axes, text: str) -> None:
 
 
 def columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Points as plot() takes them."""
     return [x for x, _ in points], [y for _, y in points]
 
 
@@ -223,7 +222,6 @@ def logarithmic(axis: Axis, base: int = 10) -> None:
 
 
 def log_if_steep(axis: Axis, values: Iterable[float]) -> bool:
-    """Make the axis logarithmic if its values are steep; returns whether it did."""
     if steep := is_steep(values):
         logarithmic(axis)
     return steep

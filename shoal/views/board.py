@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import Self, TextIO
+from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.control import Control
@@ -44,16 +44,15 @@ Draw = Callable[[int, int, bool], list[Text]]  # width, height, ASCII only
 
 def terminal(stream: TextIO) -> Console | None:
     """The stream as a console for drawing; None if it is no terminal."""
-    try:
-        if not stream.isatty():
-            return None
-    except (AttributeError, ValueError):
-        return None
-    console = Console(file=stream, highlight=False)
-    return console if console.is_terminal and console.is_interactive and not console.is_dumb_terminal else None
+    with contextlib.suppress(AttributeError, ValueError):  # it is closed, or no file
+        if stream.isatty():
+            console = Console(file=stream, highlight=False)
+            if console.is_terminal and console.is_interactive and not console.is_dumb_terminal:
+                return console
+    return None
 
 
-class Board:
+class Board(contextlib.AbstractContextManager["Board"]):
     """A context that restores the cursor at its end; drawing begins with ``start``."""
 
     def __init__(self, stream: TextIO, console: Console, draw: Draw) -> None:
@@ -71,9 +70,6 @@ class Board:
     def on(cls, stream: TextIO, draw: Draw) -> Board | None:
         console = terminal(stream)
         return None if console is None else cls(stream, console, draw)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -141,15 +137,11 @@ class Board:
             return
         if lines == self._shown and width == self._width:
             return  # unchanged: do not flicker
-        self._unwrap(width)
-        self._shown, self._width = lines, width
-        live.update(Group(*lines), refresh=True)
-
-    def _unwrap(self, width: int) -> None:
-        """Move up past lines that a narrowed terminal wrapped, which rich does not know."""
-        if width < self._width:
+        if width < self._width:  # move up past lines that it wrapped, which rich does not know
             extra = sum((max(line.cell_len, 1) - 1) // width for line in self._shown)
             self._console.control(*[Control((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))] * extra)
+        self._shown, self._width = lines, width
+        live.update(Group(*lines), refresh=True)
 
 
 def _same_terminal(one: TextIO | None, other: TextIO) -> bool:
@@ -234,10 +226,7 @@ Row = list[tuple[str, str]]  # pieces of text and their styles
 
 
 def chart(strokes: list[Stroke], width: int, height: int, right: float) -> tuple[list[Row], float, float] | None:
-    """Curves over 0 .. ``right`` in braille, and the values at the top and bottom edges.
-
-    None if no curve has two points.
-    """
+    """Curves over 0 .. ``right`` in braille, their highest and lowest value; None without any."""
     drawn = [stroke for stroke in strokes if stroke.points]
     if width < 4 or max((len(stroke.points) for stroke in drawn), default=0) < 2:
         return None
@@ -266,12 +255,11 @@ def chart(strokes: list[Stroke], width: int, height: int, right: float) -> tuple
                     styles[line][cell], dots[line][cell] = stroke.style, 0
                 dots[line][cell] |= DOTS[column % 2][row % 4]
             before = here
-    return [_pieces(*row) for row in zip(dots, styles, strict=True)], high, low
-
-
-def _pieces(dots: list[int], styles: list[str]) -> Row:
-    chars = ((chr(BLANK + bits) if bits else " ", style) for bits, style in zip(dots, styles, strict=True))
-    return [("".join(char for char, _ in piece), style) for style, piece in groupby(chars, key=itemgetter(1))]
+    rows: list[Row] = []
+    for cells in map(zip, dots, styles):
+        chars = ((chr(BLANK + bits) if bits else " ", style) for bits, style in cells)
+        rows.append([("".join(char for char, _ in run), style) for style, run in groupby(chars, key=itemgetter(1))])
+    return rows, high, low
 
 
 def _at(points: list[tuple[float, float]], x: float, reach: float) -> float | None:

@@ -31,9 +31,8 @@ def lines(record: RunRecord, width: int | None = None) -> list[str]:
 
 def _values(record: RunRecord) -> Iterator[tuple[str, str]]:
     facts = record.summary
-    metrics = "".join(
-        f", {name} {format.metric(name, value)}" for name, value in facts["metrics"].items() if value is not None
-    )
+    known = [(name, value) for name, value in facts["metrics"].items() if value is not None]
+    metrics = "".join(f", {name} {format.metric(name, value)}" for name, value in known)
     yield "result", f"test loss {format.loss(facts['test_loss'])}{metrics} ({facts['stopped_because']})"
     yield from _best(record)
     rows, seconds = f"{facts['examples']:,} rows", format.duration(facts["computing_seconds"])
@@ -83,63 +82,37 @@ def _best(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 def advise(record: RunRecord) -> str:
     """A finding and what to do, by the first rule that applies; or to look at a report."""
-    rules = (_diverged, _too_little_work, _overfits, _straggler, _unfinished)
-    found = (advice for rule in rules if (advice := rule(record)) is not None)
-    return next(found, f"{NO_ADVICE} {_folder(record)}")
+    return next(_advice(record), f"{NO_ADVICE} {_folder(record)}")
 
 
-def _diverged(record: RunRecord) -> str | None:
-    judged = record.run.evaluations
-    if not judged or math.isfinite(judged[-1].test_loss):
-        return None
-    return "the test loss is no longer finite: take smaller steps (--set update.step=...)"
-
-
-def _too_little_work(record: RunRecord) -> str | None:
-    run, started = record.run, record.run.started
-    share = run.shares.get("compute")
-    if share is None or share >= BUSY or started is None or not started.servers or run.shares.get("idle", 0.0) > 0.5:
-        return None
-    fewer = ", fewer servers (--servers 1)" if started.servers > 1 else ""
-    finding = f"workers computed {format.share(share)} of their time, the rest is communication"
-    return f"{finding}: try a larger batch (--set data.batch={4 * started.batch}){fewer}, or --strategy serial"
-
-
-def _overfits(record: RunRecord) -> str | None:
-    run = record.run
+def _advice(record: RunRecord) -> Iterator[str]:
+    run, job, started = record.run, record.job, record.run.started
+    if run.evaluations and not math.isfinite(run.evaluations[-1].test_loss):
+        yield "the test loss is no longer finite: take smaller steps (--set update.step=...)"
+    computed, idle = run.shares.get("compute", 1.0), run.shares.get("idle", 0.0)
+    if computed < BUSY and idle <= 0.5 and started is not None and started.servers:
+        fewer = ", fewer servers (--servers 1)" if started.servers > 1 else ""
+        finding = f"workers computed {format.share(computed)} of their time, the rest is communication"
+        yield f"{finding}: try a larger batch (--set data.batch={4 * started.batch}){fewer}, or --strategy serial"
     solves = run.evaluations and run.evaluations[-1].metrics.get("objective") is not None
-    if run.best is None or solves or (record.job is not None and record.job.stop.keeps_best):
-        return None
-    if run.finite[-1].test_loss <= run.best.test_loss + ROSE:
-        return None
-    finding = f"the test loss rose since epoch {format.epochs(run.best.passes)}"
-    return f"{finding}: --set stop.patience=3 stops there and keeps the best weights"
-
-
-def _straggler(record: RunRecord) -> str | None:
-    slowest, waited = record.run.slowest, record.run.shares.get("wait", 0.0)
-    if waited < WAITING or record.strategy not in ("sync", "bounded", "averaging", "allreduce"):
-        return None
-    if slowest is not None and slowest[1] >= SLOW:
-        name = format.clean(slowest[0].name)
-        finding = f"{name} takes {format.times(slowest[1])} times as long as the others, who wait for it"
-        return f"{finding}: --strategy async does not wait, --strategy bounded waits less"
-    if record.strategy != "sync":
-        return None
-    finding = f"workers waited for each other {format.share(waited)} of their time"
-    return f"{finding}: --strategy bounded or async waits less"
-
-
-def _unfinished(record: RunRecord) -> str | None:
-    finite, stopped, job = record.run.finite, record.run.stopped, record.job
-    if len(finite) < 3 or finite[-1] is not record.run.best or stopped is None or job is None:
-        return None
-    before = finite[-2].test_loss
-    fell = (before - finite[-1].test_loss) / abs(before) if before else 0.0
-    if fell < FELL or not math.isfinite(job.stop.passes):
-        return None
-    more = f"shoal train --resume {_folder(record)} --epochs {format.epochs(2 * job.stop.passes)}"
-    return f"the test loss was still falling: {more}"
+    keeps_best = job is not None and job.stop.keeps_best
+    if run.best is not None and not solves and not keeps_best and run.finite[-1].test_loss > run.best.test_loss + ROSE:
+        finding = f"the test loss rose since epoch {format.epochs(run.best.passes)}"
+        yield f"{finding}: --set stop.patience=3 stops there and keeps the best weights"
+    slowest, waited = run.slowest, run.shares.get("wait", 0.0)
+    if waited >= WAITING and record.strategy in ("sync", "bounded", "averaging", "allreduce"):
+        if slowest is not None and slowest[1] >= SLOW:
+            longer = f"{format.clean(slowest[0].name)} takes {format.times(slowest[1])} times as long as the others"
+            yield f"{longer}, who wait for it: --strategy async does not wait, --strategy bounded waits less"
+        elif record.strategy == "sync":
+            finding = f"workers waited for each other {format.share(waited)} of their time"
+            yield f"{finding}: --strategy bounded or async waits less"
+    if len(run.finite) > 2 and run.finite[-1] is run.best and run.stopped is not None and job is not None:
+        before = run.finite[-2].test_loss
+        fell = (before - run.best.test_loss) / abs(before) if before else 0.0
+        if fell >= FELL and math.isfinite(job.stop.passes):
+            more = f"shoal train --resume {_folder(record)} --epochs {format.epochs(2 * job.stop.passes)}"
+            yield f"the test loss was still falling: {more}"
 
 
 def _folder(record: RunRecord) -> str:

@@ -195,9 +195,9 @@ def news(event: News | MoveSummary) -> str:
         case Gone(why=why, slots=slots):
             if left_in_order(event):
                 rest = clean(why).removeprefix(LEFT).removeprefix(": ")
-                return f"{who(event)} left{f': {rest}' if rest else ''}{_dealt_again(slots)}"
+                return f"{who(event)} left{f': {rest}' if rest else ''}{_reassigned(slots)}"
             left = f", and {event.left:.3g} that its filters had left for later" if event.left else ""
-            return f"{who(event)} gone: {clean(why) or 'no reason given'}{_dealt_again(slots)}{left}"
+            return f"{who(event)} gone: {clean(why) or 'no reason given'}{_reassigned(slots)}{left}"
         case Leaving(why=why):
             asked = _ASKED.get(re.sub(r"^operator.* asked", "operator asked", clean(why)), clean(why))
             return f"{who(event)} is leaving{f': {asked}' if why else ''}"
@@ -226,10 +226,10 @@ def news(event: News | MoveSummary) -> str:
         case Resumed(checkpoint=None):
             return "there is no checkpoint: it begins from the start"
         case Resumed(checkpoint=checkpoint, steps=steps):
-            return f"goes on from checkpoint {checkpoint:,} ({many(steps, 'step')}){_done_again(event.slots)}"
+            return f"resumes from checkpoint {checkpoint:,} ({many(steps, 'step')}){_done_again(event.slots)}"
         case RolledBack(steps_before=before, steps_after=after, why=why):
             to = "the beginning" if event.checkpoint is None else f"checkpoint {event.checkpoint:,}"
-            return f"back to {to}, from step {before:,} to {after:,}{_done_again(event.slots)}: {clean(why)}"
+            return f"rolled back to {to}, from step {before:,} to {after:,}{_done_again(event.slots)}: {clean(why)}"
 
 
 def linked(event: Linked) -> str:
@@ -263,8 +263,8 @@ def _paused(stall: float) -> str:
     return f"{format.elapsed(stall)} without an answer"
 
 
-def _dealt_again(slots: int) -> str:
-    return f"; {many(slots, 'slot')} dealt again" if slots else ""
+def _reassigned(slots: int) -> str:
+    return f"; {many(slots, 'slot')} reassigned" if slots else ""
 
 
 def _done_again(slots: Iterable[tuple[int, int]]) -> str:
@@ -298,9 +298,9 @@ def summary(events: Sequence[News]) -> str:
     handed = [event for event in events if isinstance(event, Handed)]
     split, voided = (sum(isinstance(event, kind) for event in events) for kind in (Split, Voided))
     warned = [event for event in events if isinstance(event, Warned)]
-    parts = [f"{nodes(gone)} gone{_dealt_again(sum(one.slots for one in gone))}"] if gone else []
+    parts = [f"{nodes(gone)} gone{_reassigned(sum(one.slots for one in gone))}"] if gone else []
     parts += [f"{nodes(leaving)} {'is' if len(leaving) == 1 else 'are'} leaving"] if leaving else []
-    parts += [f"{nodes(left)} left{_dealt_again(sum(one.slots for one in left))}"] if left else []
+    parts += [f"{nodes(left)} left{_reassigned(sum(one.slots for one in left))}"] if left else []
     parts += [f"{nodes(back)} came back"] if back else []
     new = [one for one in joined if one not in back]
     parts += [f"{nodes(new)} joined"] if new else []

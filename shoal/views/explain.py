@@ -88,11 +88,9 @@ def _shares(told: RunRecord) -> str:
 
 def _waiting(told: RunRecord) -> str:
     wait, slowest = told.run.shares.get("wait"), told.run.slowest
-    if wait is None or wait < MUCH:
-        return (
-            "" if wait is None or told.strategy not in ("sync", "bounded") else "Workers hardly waited for each other."
-        )
-    if slowest is None:
+    if wait is not None and wait < MUCH and told.strategy in ("sync", "bounded"):
+        return "Workers hardly waited for each other."
+    if wait is None or wait < MUCH or slowest is None:
         return ""
     node, factor = slowest
     name, times = format.clean(node.name), f"{format.times(factor)} times as long for a slot"
@@ -206,10 +204,11 @@ def _part(run: RunMetrics) -> str:
     if not fewer:
         return f"All {most} workers were at work at every evaluation."
     least = min(fewer, key=lambda event: event.workers)
-    return (
-        f"At {len(fewer):,} of {format.many(len(run.evaluations), 'evaluation')} fewer than {most} workers were at work, "
-        f"{least.workers} at the fewest (evaluation {least.number:,}): times are not those of {most} workers throughout."
+    some = (
+        f"At {len(fewer):,} of {format.many(len(run.evaluations), 'evaluation')} fewer than {most} workers were at work"
     )
+    at = f"{least.workers} at the fewest (evaluation {least.number:,})"
+    return f"{some}, {at}: times are not those of {most} workers throughout."
 
 
 def _faults(run: RunMetrics) -> str:
@@ -280,18 +279,15 @@ def _compared(judged: list[RunRecord]) -> list[str]:
         note = longer or ("too near to tell apart by evaluations" if soonest > 0 and math.isfinite(seconds) else "")
         told.append(f"{format.clean(one.name)} took {format.elapsed(seconds)}{f' ({note})' if note else ''}")
     said = [f"{reached} {'; '.join(told)}.", " ".join(_why(first, one, common) for _, one in others)]
-    said.append(
-        "Each time is that of the first evaluation at or below the loss, which was reached since the evaluation before."
-    )
+    first_at = "Each time is that of the first evaluation at or below the loss"
+    said.append(f"{first_at}, which was reached since the evaluation before.")
     strategies = {one.strategy for one in judged}
     if "serial" in strategies and len(strategies) > 1:
         said.append("A serial run uses one core and does not communicate.")
     still = [one.name for one in judged if one.strategy in CLOCK_STOPS]
     if 0 < len(still) < len(judged):
-        said.append(
-            f"The clock of {event_line.names(still)} stops during an evaluation, that of the others does not: their "
-            f"evaluator computes beside the workers."
-        )
+        stops = f"The clock of {event_line.names(still)} stops during an evaluation, that of the others does not"
+        said.append(f"{stops}: their evaluator computes beside the workers.")
     return said
 
 
@@ -302,7 +298,6 @@ def common_loss(runs: list[RunRecord]) -> float:
 
 
 def other_task(runs: list[RunRecord]) -> str | None:
-    """The differences that make their losses incomparable."""
     for what in ("data", "model", "test_rows", "features"):
         found = {str(getattr(one.run.started, what)) for one in runs if one.run.started}
         if len(found) > 1:

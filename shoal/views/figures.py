@@ -63,18 +63,9 @@ def spread(loss: float | None, events: Sequence[RunEvent]) -> dict[str, float]:
 
 
 def handles(filtered: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
-    """The savings by key lists that servers know by a number."""
     if HANDLES not in filtered:
         return None
     return dict(zip(("hits", "misses", "forgotten", "bytes_saved"), filtered[HANDLES], strict=True))
-
-
-def known_keys(summary: Mapping[str, Any]) -> str:
-    """The share of keys sent as a number, for a table."""
-    found = summary.get("handles")
-    if not found or not found["hits"]:
-        return "-"
-    return f"{found['bytes_saved'] / 1e6:,.2f} MB ({found['hits'] / (found['hits'] + found['misses']):.0%} of lists)"
 
 
 def lost_updates(counts: Mapping[str, int]) -> dict[str, int] | None:

@@ -73,7 +73,13 @@ def frame(
     charted = not plain and room >= CHART_ROWS + 6
     table = _table(state, (room - CHART_ROWS - 2 if charted else room), room_across, plain)
     room -= len(table)
-    chart = [] if plain or room < CHART_ROWS + 2 else _chart(state, room_across, min(TALLEST, room - 2), now)
+    chart: list[Text] = []
+    if not plain and room >= CHART_ROWS + 2:
+        strokes = [Stroke(state.train.points, TRAIN), Stroke(state.test.points, TEST)]
+        end = state.seconds if state.stopped else now
+        chart = board.curve(strokes, room_across, min(TALLEST, room - 2), end, format.loss)
+        legend = Text.assemble(("loss".rjust(8), "dim"), " ", ("test", TEST), "  ", ("train", TRAIN))
+        chart = [Text(""), legend, *chart] if chart else []
     gap = [Text("")] if tail and (nodes or table or chart) and room > len(chart) else []
     return board.fit([*head, *nodes, *table, *chart, *gap, *tail] or [Text("")], width, height, plain)
 
@@ -134,17 +140,13 @@ def _table(state: LiveState, room: int, width: int, plain: bool) -> list[Text]:
     if best is not None and best not in latest:
         latest = [best, *latest[-(room - 3) :]] if room > 3 else [best]
     names = list(dict.fromkeys(name for event in latest for name in event.metrics))
-    columns = [
-        [format.clean(name), *(format.metric(name, event.metrics.get(name)) for event in latest)] for name in names
-    ]
-    widths = [max(7, *(len(cell) + 1 for cell in column)) for column in columns]
-    while widths and 23 + sum(widths) > width:
-        widths.pop()
-    rests = [
-        "".join(f"{cell:>{wide}}" for cell, wide in zip(row, widths, strict=False))
-        for row in zip(*columns, strict=True)
-    ]
-    rests = rests or [""] * (1 + len(latest))
+    rests = [""] * (1 + len(latest))
+    for name in names:  # as many columns as fit
+        column = [format.clean(name), *(format.metric(name, event.metrics.get(name)) for event in latest)]
+        wide = max(7, *(len(cell) + 1 for cell in column))
+        if 23 + len(rests[0]) + wide > width:
+            break
+        rests = [f"{rest}{cell:>{wide}}" for rest, cell in zip(rests, column, strict=True)]
     lines = [Text(""), Text(f"epoch seconds test loss{rests[0]}", "dim")]
     for event, rest in zip(latest, rests[1:], strict=True):
         mark, style = ("*" if plain else "★", f"bold {TEST}") if event is best else (" ", TEST)
@@ -152,14 +154,6 @@ def _table(state: LiveState, room: int, width: int, plain: bool) -> list[Text]:
         lines.append(Text(f"{format.epochs(event.passes):>5}{format.seconds(event.seconds):>8}"))
         lines[-1].append(loss, style).append(rest)
     return lines
-
-
-def _chart(state: LiveState, width: int, rows: int, now: float) -> list[Text]:
-    strokes = [Stroke(state.train.points, TRAIN), Stroke(state.test.points, TEST)]
-    drawn = board.curve(strokes, width, rows, state.seconds if state.stopped else now, format.loss)
-    if not drawn:
-        return []
-    return [Text(""), Text.assemble(("loss".rjust(8), "dim"), " ", ("test", TEST), "  ", ("train", TRAIN)), *drawn]
 
 
 def _tail(state: LiveState, note: str, width: int, most: int) -> list[Text]:

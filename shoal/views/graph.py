@@ -25,22 +25,10 @@ from typing import TYPE_CHECKING, Any
 from shoal.errors import Invalid
 from shoal.events import Evaluated, Linked, RunEvent
 from shoal.strategies.gossip.topology import sides
+from shoal.views import axes as canvas
 from shoal.views import format
-from shoal.views.axes import (
-    INK,
-    PALE,
-    SERIES,
-    headline,
-    legend,
-    log_if_steep,
-    pictures,
-    save,
-    stack,
-    target_of,
-    tidy,
-    titled,
-)
-from shoal.views.page import PictureSection, Section
+from shoal.views.axes import INK, PALE, SERIES
+from shoal.views.page import Section
 from shoal.views.plots import curve
 from shoal.views.run_record import RunMetrics, RunRecord
 
@@ -59,8 +47,8 @@ BENT = 0.28  # how far a link around the edge of a grid bends out
 
 def draw(event: Linked, path: str | Path | None = None, before: Linked | None = None) -> Figure:
     if path is not None:
-        target_of(Path(path))
-    figure, (axes,) = stack([HEIGHT])
+        canvas.target_of(Path(path))
+    figure, (axes,) = canvas.stack([HEIGHT])
     axes.set_aspect("equal")
     axes.set_axis_off()
     at = places(event)
@@ -72,10 +60,10 @@ def draw(event: Linked, path: str | Path | None = None, before: Linked | None = 
     _draw_links(axes, event, event.links, at, size, {"color": INK, "linewidth": 1.1, "linestyle": "-"})
     _draw_nodes(axes, event, at, size)
     axes.margins(0.14 if event.topology == "torus" else 0.08)
-    titled(axes, title(event))
-    headline(figure, "", caption(event))
+    canvas.titled(axes, title(event))
+    canvas.headline(figure, "", caption(event))
     if path is not None:
-        save(figure, path)
+        canvas.save(figure, path)
     return figure
 
 
@@ -91,7 +79,6 @@ def title(event: Linked) -> str:
 
 
 def caption(event: Linked) -> str:
-    """The properties of the graph in a few words."""
     said = f"spectral gap {event.gap:.3g}"
     if event.rounds is None:
         said += f": {len(event.parts):,} pieces (by colour) that never agree"
@@ -200,17 +187,17 @@ def picture(run: RunMetrics) -> Figure | None:
     drawn = [(at, distance) for at, distance in found if distance > 0]
     if not drawn:
         return None
-    figure, (axes,) = stack([3.2])
+    figure, (axes,) = canvas.stack([3.2])
     x, y = zip(*drawn, strict=True)
     if predicted := _predicted(run, over, found):
         label = f"if nobody learned: {1 - graphs(run)[0].gap:.3f} of it left by a round"
         axes.plot(*zip(*predicted, strict=True), "--", color=SERIES[1], linewidth=1.2, label=label)
     curve(axes, x, y, SERIES[0], "measured")
-    if not log_if_steep(axes.yaxis, y):
+    if not canvas.log_if_steep(axes.yaxis, y):
         axes.set_ylim(bottom=0)
     axes.set(ylabel="distance from the mean", xlabel=over)
-    legend(axes)
-    tidy(axes)
+    canvas.legend(axes)
+    canvas.tidy(axes)
     return figure
 
 
@@ -238,21 +225,15 @@ def columns(events: Sequence[Evaluated]) -> dict[str, Callable[[Evaluated], str]
 
 def section(one: RunRecord, of: str) -> Section | None:
     told = graphs(one.run)
-    drawn: list[PictureSection] = []
-    if told:
-        drawn += pictures(
-            f"graph-{one.name}",
-            lambda: draw(told[-1], before=told[0]),
-            f"{'An arrow goes to who hears' if told[-1].directed else 'A line joins two who hear each other'}."
-            f"{f' Who learns from which: {format.clean(told[0].rows)}.' if told[0].rows else ''}",
-        )
+    if not told:
+        return None
+    caption = f"{'An arrow goes to who hears' if told[-1].directed else 'A line joins two who hear each other'}."
+    caption += f" Who learns from which: {format.clean(told[0].rows)}." if told[0].rows else ""
+    drawn = canvas.pictures(f"graph-{one.name}", lambda: draw(told[-1], before=told[0]), caption)
     if any("distance" in event.spread for event in one.run.evaluations):
-        drawn += pictures(
-            f"distance-{one.name}",
-            lambda: picture(one.run),
-            "How far models are from their mean: the root of the mean, over all workers, of the squared distance.",
-        )
-    return Section(f"Who hears whom{of}", [], drawn) if told else None
+        caption = "How far models are from their mean: the root of the mean, over all workers, of the squared distance."
+        drawn += canvas.pictures(f"distance-{one.name}", lambda: picture(one.run), caption)
+    return Section(f"Who hears whom{of}", [], drawn)
 
 
 def seen(told: RunRecord) -> str:
@@ -280,14 +261,11 @@ def seen(told: RunRecord) -> str:
 
 def _agreement(event: Linked) -> str:
     if event.rounds is None:
-        return (
-            f"The graph is in {format.many(len(event.parts), 'piece')}, which do not exchange models and never agree."
-        )
+        pieces = format.many(len(event.parts), "piece")
+        return f"The graph is in {pieces}, which do not exchange models and never agree."
     if event.rounds <= 0:
         return ""
     if event.pairs:
         return f"Two meet at a time, whenever they are ready (spectral gap of the graph {event.gap:.3g})."
-    return (
-        f"By its graph (spectral gap {event.gap:.3g}) a hundredth of a distance would be left after "
-        f"{format.rounds(event.rounds)}, if nobody learned meanwhile."
-    )
+    left = f"a hundredth of a distance would be left after {format.rounds(event.rounds)}"
+    return f"By its graph (spectral gap {event.gap:.3g}) {left}, if nobody learned meanwhile."

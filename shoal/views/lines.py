@@ -51,8 +51,6 @@ class LinePacing:
 
 
 class EventLines:
-    """Which lines to print, event by event."""
-
     def __init__(self, verbosity: int = 1) -> None:
         self._verbosity = verbosity
         self._so_far = LiveState()

@@ -60,8 +60,6 @@ def hot_servers(loads: Mapping[str, float]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class ServerFigures:
-    """A server, by the cluster's own status."""
-
     name: str
     keys: float | None  # a second; None: it has not reported a load yet
     segments: int
@@ -114,7 +112,17 @@ class LiveState:
                 # its weights may be older than the last progress
                 if event.examples >= self._recent[-1][1]:
                     self._measure(event)
-                self._judge(event)
+                self.evaluations.append(event)
+                self.test.add(event.seconds, event.test_loss)
+                if not self._progressed:  # the loss in between is not reported
+                    self.train_loss = event.train_loss
+                    self.train.add(event.seconds, event.train_loss)
+                if event.best and format.finite(event.test_loss):
+                    self.best = event
+                for name, spent in event.each.items():
+                    did = {kind: value for kind in DOING if (value := spent.get(kind, 0.0)) > 0}
+                    if whole := sum(did.values()):
+                        self.spent[name] = {kind: value / whole for kind, value in did.items()}
             case Gone():
                 self.spent.pop(event.name, None)
                 self.servers = [one for one in self.servers if one.name != event.name]
@@ -153,7 +161,6 @@ class LiveState:
             self.staleness = mean, max(age for age, number in counts.items() if number)
 
     def left(self, epochs: float | None) -> float | None:
-        """The estimated seconds left, at the mean speed so far."""
         if epochs is None or not format.finite(epochs) or not self.passes > 0 or self.stopped is not None:
             return None
         return max(0.0, self.seconds * (epochs - self.passes) / self.passes)
@@ -170,16 +177,3 @@ class LiveState:
         first, last = self._recent[0], self._recent[-1]
         if last[0] > first[0]:
             self.rate = (last[1] - first[1]) / (last[0] - first[0])
-
-    def _judge(self, event: Evaluated) -> None:
-        self.evaluations.append(event)
-        self.test.add(event.seconds, event.test_loss)
-        if not self._progressed:  # the loss in between is not reported
-            self.train_loss = event.train_loss
-            self.train.add(event.seconds, event.train_loss)
-        if event.best and format.finite(event.test_loss):
-            self.best = event
-        for name, spent in event.each.items():
-            seconds = {kind: value for kind in DOING if (value := spent.get(kind, 0.0)) > 0}
-            if whole := sum(seconds.values()):
-                self.spent[name] = {kind: value / whole for kind, value in seconds.items()}

@@ -12,8 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from shoal.events import Evaluated, Gone, Joined, Progress, Resumed, RolledBack, RunEvent, Shared, Started, Stopped
 from shoal.views import event_line, format
 
@@ -23,8 +21,6 @@ Move = Joined | Gone  # once training has begun
 
 @dataclass(slots=True)
 class Membership:
-    """One stay of a node, and how it ended."""
-
     name: str
     role: str
     since: float
@@ -71,7 +67,13 @@ class MembershipHistory:
                     self._left.append(event)
                     return
             case Stopped():
-                self._stop(event)
+                at_the_end = [one for one in self._left if is_over(one, event)]
+                for stay in self.stays:
+                    if stay.how == "left" and any((o.name, o.seconds) == (stay.name, stay.until) for o in at_the_end):
+                        stay.until, stay.how = math.inf, ""
+                if len(at_the_end) < len(self._left):
+                    self._count(at_the_end)
+                self._left.clear()
                 return
             case Resumed():
                 for stay in self._here.values():
@@ -95,15 +97,6 @@ class MembershipHistory:
             least, most = self._between.get(role, (number, number))
             self._between[role] = min(least, number), max(most, number)
 
-    def _stop(self, event: Stopped) -> None:
-        at_the_end = [one for one in self._left if is_over(one, event)]
-        for stay in self.stays:
-            if stay.how == "left" and any((one.name, one.seconds) == (stay.name, stay.until) for one in at_the_end):
-                stay.until, stay.how = math.inf, ""
-        if len(at_the_end) < len(self._left):
-            self._count(at_the_end)
-        self._left.clear()
-
     def _end(self, event: Gone) -> None:
         stay, role = self._here.pop(event.name, None), role_of(event)
         if stay is None:
@@ -113,10 +106,6 @@ class MembershipHistory:
             stay = Membership(event.name, role, 0.0)
             self.stays.append(stay)
         stay.until, stay.how = event.seconds, kind(event)
-
-    def as_it_was(self, event: Joined) -> Joined:
-        """The last join, with the time from which the node counts."""
-        return replace(event, seconds=self.stays[-1].since) if self.stays[-1].name == event.name else event
 
     def _number(self, role: str) -> int:
         return sum(stay.role == role for stay in self._here.values()) + self._unnamed.get(role, 0)
@@ -154,8 +143,6 @@ def moves_of(events: Sequence[object]) -> list[Move]:
 
 @dataclass(slots=True)
 class Failover:
-    """One loss of a server, as far as known."""
-
     gone: Gone
     served: int  # segments that it answered for
     replicas: int  # of all segments, before

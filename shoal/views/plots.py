@@ -18,7 +18,7 @@ from shoal.events import Evaluated, Progress, RunEvent, Voided, Warned
 from shoal.views import axes as draw
 from shoal.views import event_line, figures, format
 from shoal.views.axes import DASHES, INK, JOINED, LOST, PALE, SERIES, TEST, TIME, TRAIN
-from shoal.views.members import ROLES, Membership, Move, kind, moves_of, role_of
+from shoal.views.members import ROLES, Move, kind, moves_of, role_of
 from shoal.views.run_record import OF_WORKERS, RunMetrics, RunRecord, account, emulation, seconds_of
 
 if TYPE_CHECKING:
@@ -119,7 +119,9 @@ def _draw_losses(axes: Axes, run: RunMetrics, scale: float = 1.0) -> int:
     if x:
         alone = "o" if len(x) == 1 else None
         axes.plot([at / scale for at in x], y, color=TRAIN, linewidth=1.4, marker=alone, label="train")
-    each = [(seconds_of(event) / scale, *found) for event in reported if (found := _spread_of(event)) is not None]
+    nan, found = math.nan, [(seconds_of(event) / scale, event.spread) for event in reported]
+    each = [(at, spread.get("best", nan), spread.get("worst", nan)) for at, spread in found]
+    each = [one for one in each if all(map(math.isfinite, one))]
     label = "test, of the mean of all models" if each else "test"
     drawn = [*y, *_draw_tests(axes, [seconds_of(event) / scale for event in reported], reported, TEST, label)]
     if run.best is not None:
@@ -157,14 +159,8 @@ def thinned(points: Sequence[Point], most: int = POINTS) -> tuple[list[float], l
     x, y, weight = np.array(points).T
     starts = np.unique(np.linspace(0, len(points), most, endpoint=False).astype(int))
     total = np.add.reduceat(weight, starts)
-    return (np.add.reduceat(x * weight, starts) / total).tolist(), (
-        np.add.reduceat(y * weight, starts) / total
-    ).tolist()
-
-
-def _spread_of(event: Evaluated) -> tuple[float, float] | None:
-    best, worst = (event.spread.get(name, math.nan) for name in ("best", "worst"))
-    return (best, worst) if math.isfinite(best) and math.isfinite(worst) else None
+    x, y = (np.add.reduceat(one * weight, starts) / total for one in (x, y))
+    return x.tolist(), y.tolist()
 
 
 def _draw_tests(
@@ -177,7 +173,6 @@ def _draw_tests(
 
 
 def curve(axes: Axes, x: Sequence[float], y: Sequence[float], color: str, label: str, dashes: str = "-") -> None:
-    """A curve with a mark at each point while these are few."""
     (line,) = axes.plot(x, y, dashes, color=color, label=label, marker="o" if len(x) <= FEW else None)
     line.set(linewidth=1.4, markersize=5, markeredgecolor="white", markeredgewidth=0.6)
 
@@ -195,11 +190,9 @@ def _finish(axes: Axes, drawn: Sequence[float]) -> None:
 def _caption(run: RunMetrics, left_out: int) -> str:
     said = []
     if s := run.started:
-        said.append(
-            f"{format.clean(s.data)}: {s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features. "
-            f"{format.clean(s.model)}, {format.clean(s.strategy)}, {run.attendance.crew()}{event_line.on_cores(s)}, "
-            f"batches of {s.batch:,}, seed {s.seed}."
-        )
+        rows = f"{s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features."
+        crew = f"{run.attendance.crew()}{event_line.on_cores(s)}, batches of {s.batch:,}, seed {s.seed}."
+        said.append(f"{format.clean(s.data)}: {rows} {format.clean(s.model)}, {format.clean(s.strategy)}, {crew}")
         said += [emulation(s.emulated)] if s.emulated else []
     told: list[Progress | Evaluated] = [*run.progress[-1:], *run.evaluations[-1:]]
     epochs = format.epochs(max((event.passes for event in told), default=0.0))
@@ -219,7 +212,6 @@ def _caption(run: RunMetrics, left_out: int) -> str:
 
 
 def _draw_epochs(axes: Axes, run: RunMetrics, scale: float) -> None:
-    """Epochs along the top edge, where the run reached them."""
     events: list[Progress | Evaluated] = sorted([*run.progress, *run.evaluations], key=lambda event: event.seconds)
     ticks = epoch_ticks([(event.seconds, event.passes) for event in events])
     if len(ticks) < 2:
@@ -326,7 +318,6 @@ def costs(runs: Sequence[RunRecord]) -> Figure:
 
 
 def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
-    """Bytes into and out of each filter, and in all; a panel per run and direction."""
     ways = [
         (name, way, figures.stages(found, way))
         for name, found in told[:FEW]
@@ -353,7 +344,6 @@ def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
 
 
 def delays(run: RunMetrics) -> Figure:
-    """The delay chosen during training, and the share of waiting before each change."""
     from shoal.schedule.stragglers import MOST_WAITING
 
     figure, panels = draw.stack([1.6, 1.6], share_x=True)
@@ -428,7 +418,6 @@ def strip(axes: Axes, moves: Sequence[Move], end: float, scale: float = 1.0) -> 
 
 
 def _shown(what: str) -> dict[str, Any]:
-    """The style of a mark: its shape as well as its colour."""
     shape, color, _, _ = _SHAPES[what]
     inside = "white" if what == "left" else color
     return {"marker": shape, "color": color, "markerfacecolor": inside, "markersize": 6, "zorder": 3}
@@ -452,7 +441,6 @@ def _handles(moves: Sequence[Move], lines: bool = False, marks: bool = True) -> 
 
 
 def _draw_names(axes: Axes, row: int, mine: Sequence[tuple[float, str]], end: float, letter: float) -> None:
-    """Write names beside the marks, from left to right, as far as they fit."""
     groups: list[list[tuple[float, str]]] = []
     for event in mine:
         if groups and event[0] - groups[-1][0][0] < NEAR * letter:
@@ -506,7 +494,8 @@ def there(run: RunMetrics) -> Figure | None:
     stays = sorted(run.attendance.stays, key=lambda stay: (ROLES.index(stay.role), format.natural(stay.name)))
     rows = [list(group) for _, group in groupby(stays, key=lambda stay: (stay.role, stay.name))]
     # Of many, those that joined or left: the others were present throughout.
-    rows = rows if len(rows) <= BARS else [row for row in rows if any(map(_moved, row))][:BARS]
+    moved = [row for row in rows if any(stay.since > 0 or math.isfinite(stay.until) for stay in row)]
+    rows = rows if len(rows) <= BARS else moved[:BARS]
     end = run.seconds or 1.0
     figure, (axes,) = draw.stack([0.95 + 0.22 * len(rows)])
     for row, stays in enumerate(rows):
@@ -523,10 +512,6 @@ def there(run: RunMetrics) -> Figure | None:
     handles = [*(Patch(color=ROLE_COLORS[role], label=role) for role in roles), *_handles(moves)]
     draw.legend(figure, handles, loc="outside upper left", ncols=len(handles))
     return figure
-
-
-def _moved(stay: Membership) -> bool:
-    return stay.since > 0 or math.isfinite(stay.until)
 
 
 def segments(run: RunMetrics) -> Figure | None:

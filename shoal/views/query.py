@@ -30,8 +30,6 @@ _NEGATIVE, _POSITIVE = "magenta", "cyan"
 
 @dataclass(frozen=True, slots=True)
 class QuerySnapshot:
-    """The statistics at one moment."""
-
     where: str
     table: str
     live: bool
@@ -44,8 +42,6 @@ class QuerySnapshot:
 
 @dataclass(slots=True)
 class QueryHistory:
-    """Earlier snapshots, for --watch."""
-
     nonzero: Curve = field(default_factory=Curve)
     l2: Curve = field(default_factory=Curve)
     began: float = math.nan
@@ -73,7 +69,8 @@ def facts(seen: QuerySnapshot) -> dict[str, Any]:
 
 def line(seen: QuerySnapshot) -> str:
     told = seen.overview
-    parts = [f"epoch {format.epochs(_passes(seen.course))}"] if seen.course is not None else []
+    course = seen.course
+    parts = [f"epoch {format.epochs(course.done / max(1, course.per_pass))}"] if course is not None else []
     parts.append(f"{told['nonzero']:,} of {told['weights']:,} weights are not zero")
     parts += [f"{name} {_figure(told[name])}" for name in ("l1", "l2", "largest")]
     if seen.top:
@@ -88,17 +85,11 @@ def page(seen: QuerySnapshot, width: int, history: QueryHistory | None = None, n
     if seen.top:
         parts.append(_top(seen, width))
     if history is not None:
-        parts += [
-            _curve("not zero", history.nonzero, "green", width, lambda value: f"{value:,.0f}"),
-            _curve("l2", history.l2, "yellow", width, _figure),
-        ]
+        parts.append(_curve("not zero", history.nonzero, "green", width, "{:,.0f}".format))
+        parts.append(_curve("l2", history.l2, "yellow", width, _figure))
     if note:
         parts.append([Text(format.clean(note), "yellow")])
     return [line for part in parts if part for line in (Text(""), *part)][1:]
-
-
-def _passes(course: RunProgress) -> float:
-    return course.done / max(1, course.per_pass)
 
 
 def _head(seen: QuerySnapshot) -> Text:
@@ -106,7 +97,7 @@ def _head(seen: QuerySnapshot) -> Text:
     course = seen.course
     if course is None:
         return text.append("" if seen.live else "  as its run has left it", "dim")
-    said = f"epoch {format.epochs(_passes(course))}"
+    said = f"epoch {format.epochs(course.done / max(1, course.per_pass))}"
     if course.limit < ENDLESS:
         said += f" of {format.epochs(course.limit / max(1, course.per_pass))}"
     return text.append(f"  {said}  {course.steps:,} steps  {format.duration(course.seconds)}", "green")
@@ -117,9 +108,8 @@ def _figures(seen: QuerySnapshot) -> list[Text]:
     rows = f"{told['rows']:,} rows" + (f" of {seen.span:,} possible" if seen.sparse and seen.span < 1 << 62 else "")
     share = f" ({told['nonzero'] / told['weights']:.2%})" if told["weights"] else ""
     first = Text(f"{rows}   " if seen.sparse or told["rows"] != told["weights"] else "")
-    first.append(f"{told['weights']:,} weights   ").append(f"{told['nonzero']:,}", "bold").append(
-        f" not zero{share}   "
-    )
+    first.append(f"{told['weights']:,} weights   ")
+    first.append(f"{told['nonzero']:,}", "bold").append(f" not zero{share}   ")
     first.append(f"{told['nonzero'] - told['negative']:,}", _POSITIVE).append(" positive   ")
     first.append(f"{told['negative']:,}", _NEGATIVE).append(" negative")
     second = Text()
@@ -144,9 +134,8 @@ def _histogram(told: dict[str, Any], width: int) -> list[Text]:
     tallest = max(*negative, *positive, 1)
     lines = [Text(f"weights by size, a column for each power of two; {tallest:,} in the tallest", "dim")]
     for row in range(_HEIGHT):
-        left, right = (
-            "".join(_block(count, tallest, row) * wide for count in side) for side in (negative[::-1], positive)
-        )
+        sides = (negative[::-1], positive)
+        left, right = ("".join(_block(count, tallest, row) * wide for count in side) for side in sides)
         lines.append(Text.assemble("  ", (left, _NEGATIVE), " ", (right, _POSITIVE)))
         lines[-1].rstrip()
     half = "─" * (wide * bins)

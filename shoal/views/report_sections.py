@@ -8,23 +8,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
-from shoal.events import (
-    Elected,
-    Gone,
-    Handed,
-    Joined,
-    Leaving,
-    Linked,
-    Resumed,
-    RolledBack,
-    Saved,
-    Split,
-    Voided,
-    Warned,
-)
+from shoal.events import Gone, Handed, Joined, Leaving, Linked, RolledBack, Saved, Split
 from shoal.views import event_line, explain, figures, format, graph, plots, timeline
 from shoal.views.axes import pictures
 from shoal.views.ending import NO_ADVICE, advise
@@ -52,7 +40,10 @@ def sections(runs: Sequence[RunRecord]) -> list[Section]:
         made += [of_one(one, of) for one, of in whose]
     made += [_members(one, of, several) for one, of in whose]
     made += [section for one, of in whose for section in incidents(one, of)]
-    made += [_delay(one, of) for one, of in whose]
+    for one, of in whose:
+        if one.run.delays:
+            drawn = pictures(f"delay-{one.name}", partial(plots.delays, one.run), _DELAYED)
+            made.append(Section(f"Delay{of}", pictures=drawn))
     made += [_trained(runs), _machine(runs)]
     return [one for one in made if one is not None]
 
@@ -78,9 +69,8 @@ def _beside(rows: Sequence[Cells], runs: Sequence[RunRecord], caption: str = "")
 
 def _findings(runs: Sequence[RunRecord]) -> list[Section]:
     if len(runs) > 1:
-        each = [
-            f"{format.clean(one.name)}: {' '.join([*explain.of_one(one, among=True), *one.problems])}" for one in runs
-        ]
+        said = [" ".join([*explain.of_one(one, among=True), *one.problems]) for one in runs]
+        each = [f"{format.clean(one.name)}: {text}" for one, text in zip(runs, said, strict=True)]
         return [Section("Findings", explain.of_several(list(runs))), Section("Findings of each run", each)]
     one, advice = runs[0], advise(runs[0]) if runs[0].summary else NO_ADVICE
     move = [] if advice.startswith(NO_ADVICE) else [f"Next: {advice}."]
@@ -124,7 +114,9 @@ def _trained(runs: Sequence[RunRecord]) -> Section | None:
     if not known:
         return None
     names = list(dict.fromkeys(name for _, settings in known for name in settings))
-    rows = [[name, *(_setting(settings, name) for _, settings in known)] for name in names]
+    values = [[settings.get(name, "(default)") for _, settings in known] for name in names]
+    said = [[str(one).lower() if one in (True, False, None) else str(one) for one in row] for row in values]
+    rows = [[name, *row] for name, row in zip(names, said, strict=True)]
     heads = ["setting", *(one.name for one, _ in known)] if len(runs) > 1 else ["setting", "value"]
     words = [
         f"{format.clean(s.data)}: {s.rows:,} rows to train on, {s.test_rows:,} to test, {s.features:,} features, "
@@ -133,11 +125,6 @@ def _trained(runs: Sequence[RunRecord]) -> Section | None:
         if len(runs) == 1 and (s := one.run.started) is not None
     ]
     return Section("What was trained", words, tables=[TableSection(heads, rows, "Settings that are not the defaults.")])
-
-
-def _setting(settings: dict[str, Any], name: str) -> str:
-    value = settings.get(name, "(default)")
-    return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
 
 
 def _machine(runs: Sequence[RunRecord]) -> Section:
@@ -198,6 +185,10 @@ def _evaluations(one: RunRecord) -> TableSection:
     return compact(_table(rows, caption))
 
 
+_DELAYED = (
+    "How many steps workers might be apart, chosen while running, and the share of their time that they had "
+    "waited before each change."
+)
 _WAITED = "Wait: a server kept the answer back, for slower workers or the other slots of a step."
 _WAITS = {
     "serial": "A serial run computes, and nothing else is counted.",
@@ -271,10 +262,10 @@ def _staleness(runs: Sequence[RunRecord]) -> Section | None:
     known = [(one, stale) for one in runs if (stale := one.staleness) is not None]
     if not known:
         return None
-    rows = [
-        {"run": one.name, "mean": f"{mean:.3g}", "95th percentile": f"{p95:,}", "max": format.most_stale(most)}
-        for one, (_, mean, p95, most) in known
-    ]
+    rows = []
+    for one, (_, mean, p95, most) in known:
+        heads = {"run": one.name, "mean": f"{mean:.3g}", "95th percentile": f"{p95:,}"}
+        rows.append(heads | {"max": format.most_stale(most)})
     caption = "How many other pushes were counted between reading the weights and pushing their gradient."
     if any(one.strategy == "averaging" for one, _ in known):
         caption += " Of averaging: how many steps of other ranks, since the last mean, a step did not know of."
@@ -291,6 +282,9 @@ def _bytes(runs: Sequence[RunRecord]) -> Section | None:
     for one in runs:
         names = ("bytes_sent", "bytes_received", "examples", "steps")
         sent, received, examples, steps = (format.number(one.summary.get(name)) or 0.0 for name in names)
+        handles, known = one.summary.get("handles") or {}, "-"
+        if hits := handles.get("hits"):
+            known = f"{handles['bytes_saved'] / 1e6:,.2f} MB ({hits / (hits + handles['misses']):.0%} of lists)"
         if moved := sent + received:
             rows.append({
                 "run": one.name,
@@ -298,12 +292,12 @@ def _bytes(runs: Sequence[RunRecord]) -> Section | None:
                 "received": format.size(received),
                 "per row": f"{moved / examples:,.0f} B" if examples else "-",
                 "per step": f"{moved / steps:,.0f} B" if steps else "-",
-                "keys not sent again": figures.known_keys(one.summary),
+                "keys not sent again": known,
             })  # fmt: skip
     if not rows:
         return None
-    known = any(row["keys not sent again"] != "-" for row in rows)
-    seen = " A list of keys that a server has seen is sent as a number." if known else ""
+    numbered = any(row["keys not sent again"] != "-" for row in rows)
+    seen = " A list of keys that a server has seen is sent as a number." if numbered else ""
     return Section("Bytes", tables=[_beside(rows, runs, f"As workers counted them.{seen}")])
 
 
@@ -323,14 +317,10 @@ def _filters(runs: Sequence[RunRecord]) -> Section | None:
                 sizes = zip(("in", "out"), stages.get(name, (0, 0)), strict=True)
                 row |= {f"{way}, {what}": f"{size / 1e6:,.2f} MB" if size else "-" for what, size in sizes}
             rows.append(row if len(runs) > 1 else {head: cell for head, cell in row.items() if head != "run"})
-    caption = (
-        "Bytes of keys and values into and out of each filter. All together: in are 8-byte keys and 4-byte values."
-    )
-    drawn = pictures(
-        "filters",
-        lambda: plots.filtered([(one.name, found) for one, found in told]),
-        "Megabytes into (pale) and out of each filter, and of all together, where in are 8-byte keys and 4-byte values.",
-    )
+    plain = "where in are 8-byte keys and 4-byte values."
+    caption = f"Megabytes into (pale) and out of each filter, and of all together, {plain}"
+    drawn = pictures("filters", lambda: plots.filtered([(one.name, found) for one, found in told]), caption)
+    caption = f"Bytes of keys and values into and out of each filter, and of all together, {plain}"
     return Section("Filters", words, drawn, [_table(rows, caption)])
 
 
@@ -357,7 +347,6 @@ def _cost(runs: Sequence[RunRecord]) -> Section | None:
 
 
 def _servers(one: RunRecord, of: str) -> Section | None:
-    """Segments, copies, moves and losses of servers, and the latency that workers saw."""
     run = one.run
     names = sorted({stay.name for stay in run.attendance.stays if stay.role == "server"}, key=format.natural)
     if not names:
@@ -380,11 +369,10 @@ def _servers(one: RunRecord, of: str) -> Section | None:
             "lost": f"{sum(stay.name == name and stay.how == 'lost' for stay in run.attendance.stays):,}",
         })  # fmt: skip
     caption = "Segments and copies: at the start and at the end. Pause: a moving segment answered nobody for so long."
-    drawn = pictures(
-        f"segments-{one.name}",
-        lambda: plots.segments(run),
-        "Segments of the model on each server, one above the other. Upright lines: a server joined, left or was lost.",
+    shown = (
+        "Segments of the model on each server, one above the other. Upright lines: a server joined, left or was lost."
     )
+    drawn = pictures(f"segments-{one.name}", lambda: plots.segments(run), shown)
     words = [*_answers(one), "Memory and queue lengths of servers are not recorded."]
     return Section(f"Servers{of}", words, drawn, [compact(_table(rows, caption))])
 
@@ -394,16 +382,15 @@ def _first_last(values: Sequence[int]) -> str:
 
 
 def _answers(one: RunRecord) -> list[str]:
-    """The latency of pushes and pulls, as far as spans are recorded."""
     spans = [span for node in one.run.workers for span in node.spans]
     lengths = sorted(stop - start for kind, start, stop in spans if kind == "communicate")
     if not lengths:
         return []
     middle, high = (format.latency(lengths[int(share * (len(lengths) - 1))]) for share in (0.5, 0.95))
-    return [
-        f"Workers pushed and pulled for {middle} at a time (median), {high} at the 95th percentile: this is the latency of "
-        f"the servers and the wire together, from {len(lengths):,} recorded spans."
-    ]
+    said = (
+        f"Workers pushed and pulled for {middle} at a time (median), {high} at the 95th percentile: this is the latency"
+    )
+    return [f"{said} of the servers and the wire together, from {len(lengths):,} recorded spans."]
 
 
 def _members(one: RunRecord, of: str, several: bool) -> Section | None:
@@ -429,22 +416,11 @@ def _members(one: RunRecord, of: str, several: bool) -> Section | None:
     return Section(f"Members{of}", [], drawn, tables)
 
 
-def _delay(one: RunRecord, of: str) -> Section | None:
-    caption = (
-        "How many steps workers might be apart, chosen while running, and the share of their time that they had "
-        "waited before each change."
-    )
-    if not one.run.delays:
-        return None
-    return Section(f"Delay{of}", pictures=pictures(f"delay-{one.name}", lambda: plots.delays(one.run), caption))
-
-
 def _share(shares: dict[str, float], kind: str) -> str:
     return format.share(shares[kind]).replace("less than ", "<") if shares else "-"
 
 
 def incidents(one: RunRecord, of: str) -> list[Section]:
-    """Sections on faults, membership changes and checkpoints, if there were any."""
     events = [event for event in one.run.happened if not (isinstance(event, Joined | Linked) and event.seconds <= 0)]
     wrong, changes, saved = _sorted(events)
     found = []
@@ -457,7 +433,11 @@ def incidents(one: RunRecord, of: str) -> list[Section]:
         found.append(Section(f"Faults and recoveries{of}", tables=[_table(rows, caption)]))
     if changes:
         groups = event_line.together(changes)
-        rows = [{"seconds": _when(group), **_told(group)} for group in groups[:HAPPENINGS]]
+        rows = []
+        for one_group in groups[:HAPPENINGS]:
+            until = one_group.until if isinstance(one_group, MoveSummary) else one_group.seconds
+            when = dict.fromkeys(map(format.exact_seconds, (one_group.seconds, until)))
+            rows.append({"seconds": " to ".join(when), **_told(one_group)})
         caption = f"Nodes that joined or left in order, and segments that moved meanwhile.{_more(groups)}"
         found.append(Section(f"Membership changes{of}", tables=[_table(rows, caption)]))
     if saved:
@@ -476,10 +456,7 @@ def incidents(one: RunRecord, of: str) -> list[Section]:
 
 
 def _sorted(events: Sequence[Happened]) -> tuple[list[Happened], list[Happened], list[Saved]]:
-    """Faults with their recoveries, membership changes, checkpoints.
-
-    Orderly leaves and moves of segments are not faults; a node that was lost and came back is.
-    """
+    """Faults and recoveries (also a lost node's return), membership changes, checkpoints."""
     wrong, changes, saved = list[Happened](), list[Happened](), list[Saved]()
     lost: dict[str, bool] = {}  # by name: how it left last
     for event in events:
@@ -498,23 +475,17 @@ def _sorted(events: Sequence[Happened]) -> tuple[list[Happened], list[Happened],
     return wrong, changes, saved
 
 
-_CALLED: dict[type, str] = {
-    Joined: "joined", Gone: "lost", Leaving: "leaving", Handed: "moved", MoveSummary: "moved", Split: "split",
-    RolledBack: "went back", Resumed: "resumed", Voided: "void", Warned: "warning", Linked: "graph", Elected: "chosen",
+_CALLED = {  # by the event's name, if it is not that
+    "Gone": "lost", "Handed": "moved", "MoveSummary": "moved", "RolledBack": "rolled back", "Voided": "void",
+    "Warned": "warning", "Linked": "graph", "Elected": "chosen",
 }  # fmt: skip
 
 
 def _told(event: Happened | MoveSummary) -> Cells:
     assert not isinstance(event, Saved)  # they have their own section
-    left = isinstance(event, Gone) and event_line.left_in_order(event)
+    left, name = isinstance(event, Gone) and event_line.left_in_order(event), type(event).__name__
     what = event_line.news(event).removeprefix("warning: ")
-    return {"": "left" if left else _CALLED[type(event)], "what": what}
-
-
-def _when(event: Happened | MoveSummary) -> str:
-    first = format.exact_seconds(event.seconds)
-    last = format.exact_seconds(event.until) if isinstance(event, MoveSummary) else first
-    return first if first == last else f"{first} to {last}"
+    return {"": "left" if left else _CALLED.get(name, name.lower()), "what": what}
 
 
 def _more(events: Sequence[object]) -> str:

@@ -15,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from shoal.errors import Invalid
 from shoal.events import (
@@ -51,8 +52,6 @@ Span = tuple[str, float, float]  # kind, from, to
 
 @dataclass(slots=True)
 class NodeMetrics:
-    """One worker, or the evaluator."""
-
     name: str
     role: str = ""
     spans: list[Span] = field(default_factory=list)  # in order, without overlap; maybe not all
@@ -67,14 +66,11 @@ class NodeMetrics:
 
     @property
     def per_slot(self) -> float | None:
-        """Seconds that it computes for one slot."""
         return self.spent.get("compute", 0.0) / self.slots if self.exact and self.slots else None
 
 
 @dataclass(slots=True)
 class RunMetrics:
-    """The sums over a run."""
-
     started: Started | None = None
     stopped: Stopped | None = None
     seconds: float = 0.0
@@ -113,8 +109,8 @@ class RunMetrics:
 
     @property
     def examples(self) -> int:
-        told: list[Progress | Evaluated] = [*self.progress[-1:], *self.evaluations[-1:]]
-        return max((event.examples for event in told), default=0)
+        judged = [event.examples for event in self.evaluations[-1:]]
+        return max([0, *judged, *(event.examples for event in self.progress[-1:])])
 
     @property
     def slowest(self) -> tuple[NodeMetrics, float] | None:
@@ -138,10 +134,7 @@ class RunMetrics:
         return float((after - before) / (until - since))
 
     def back_after(self, moment: float, window: float = 1.0) -> float | None:
-        """Seconds until rows/s were back at 90%, for a second; 0: never fell; inf: not in this run.
-
-        None if too little is recorded before or after.
-        """
+        """Seconds until rows/s were at 90% for a second; inf: never; None: not recorded."""
         before = self.rate(max(0.0, moment - 3 * window), moment)
         if not before or moment < window:
             return None
@@ -186,7 +179,8 @@ def account(events: Iterable[RunEvent]) -> RunMetrics:
                 one.stopped = None
                 one.happened.append(event)
             case Joined():
-                one.happened.append(one.attendance.as_it_was(event))
+                last = one.attendance.stays[-1]  # it counts from then on
+                one.happened.append(replace(event, seconds=last.since) if last.name == event.name else event)
             case _:
                 one.happened.append(event)
     one._at, one._done = _work(one.progress)
@@ -269,8 +263,6 @@ NEVER_LATE = ("serial", "allreduce", "hogwild", "gossip")  # no push can be stal
 
 @dataclass(slots=True)
 class RunRecord:
-    """One run to report on."""
-
     name: str
     run: RunMetrics
     summary: dict[str, Any] = field(default_factory=dict)  # empty: it has not ended
@@ -364,7 +356,7 @@ def unlike(job: Job) -> dict[str, Any]:
 
     mine: dict[str, Any] = msgspec.to_builtins(job)
     plain = Job.of({"strategy": job.strategy.name})  # its defaults
-    usual: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(plain, model=type(job.model)()))
+    usual: dict[str, Any] = msgspec.to_builtins(replace(plain, model=type(job.model)()))
     found: dict[str, Any] = {"data": job.data.source, "model": job.model.told, "strategy": job.strategy.name}
     for name, value in mine.items():
         if not isinstance(value, dict):

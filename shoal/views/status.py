@@ -24,6 +24,7 @@ from rich.text import Text
 
 from shoal import limits
 from shoal.events import LEFT, Evaluated, RunEvent
+from shoal.inspect.drain import held
 from shoal.inspect.status import ClusterStatus, SegmentStatus
 from shoal.schedule.stop_rules import ENDLESS
 from shoal.security.address import parsed
@@ -33,7 +34,7 @@ from shoal.views.board import BLANK, DOTS, bar, first_of, fit, lines_of
 from shoal.views.event_line import MoveSummary, together
 from shoal.views.lines import EventLines
 from shoal.views.live_state import hot_servers
-from shoal.wire.messages import MemberStatus, Move
+from shoal.wire.messages import Move
 from shoal.wire.messages.groups import SCHEDULER
 
 _ROLES = ("server", "worker", "evaluator", SCHEDULER, "client")
@@ -57,7 +58,7 @@ def facts(status: ClusterStatus) -> dict[str, Any]:
         "members": [
             msgspec.structs.asdict(one)
             | {"silence": round(one.silence / limits.SECOND, 3), "clock": status.clocks().get(one.name)}
-            | {"parts": parts_of(status, one.name)}
+            | {"parts": held(status.view, one.name)}
             for one in standing.members
         ],
         "moves": [msgspec.structs.asdict(one) for one in standing.moves],
@@ -109,10 +110,6 @@ def refused_of(status: ClusterStatus) -> dict[str, int]:
     return {what: number for what in REFUSED if (number := status.standing.counts.get(what, 0))}
 
 
-def parts_of(status: ClusterStatus, server: str) -> int:
-    return sum(server in place.servers for table in status.view.tables for place in table.places)
-
-
 def letters_of(status: ClusterStatus) -> dict[str, str]:
     """A mark (A, B, ...) for every server, past ones included."""
     names = {one.name for one in status.standing.members if one.role == "server"}
@@ -162,24 +159,25 @@ def _course(status: ClusterStatus, width: int) -> Text:
 
 def _members(status: ClusterStatus, letters: dict[str, str], numbers: bool) -> Table:
     clocks, newest = status.clocks(), status.standing.view
-    order = {role: at for at, role in enumerate(_ROLES)}
-    members = sorted(
-        status.standing.members, key=lambda one: (order.get(one.role, len(order)), format.natural(one.name))
-    )
+    known = sorted(status.standing.members, key=lambda one: format.natural(one.name))
+    members = sorted(known, key=lambda one: _ROLES.index(one.role) if one.role in _ROLES else len(_ROLES))
     hot = hot_servers({one.name: one.load for one in members if one.role == "server"})
     rows: list[dict[str, Text | str]] = []
     for one in members:
         clock, load = clocks.get(one.name), f"{one.load:,.0f}" if one.load else ""
         at = parsed(one.address).plain.removeprefix("tcp://") if one.address.startswith("tcp://") else ""
+        behind = one.view < newest and not one.suspected
+        more = ", suspected" * one.suspected + ", leaving" * one.leaving + ", has an older view" * behind
+        style = "red" if one.suspected else "yellow" if more else ""
         rows.append({
             "": _mark(one.name, letters),
             "member": format.clean(one.name),
             "role": one.role,
             "incarnation": f"{one.incarnation:,}" if numbers else "",
-            "heard": _heard(one, newest),
+            "heard": Text(f"{one.silence / limits.SECOND:.1f} s ago{more}", style),
             "view": Text(f"{one.view:,}", "yellow" if one.view < newest else "") if numbers else "",
             "steps": "" if clock is None else "parked" if clock < 0 else f"{clock:,}",
-            "segments": f"{parts_of(status, one.name):,}" if one.role == "server" else "",
+            "segments": f"{held(status.view, one.name):,}" if one.role == "server" else "",
             "keys/s": Text(f"{load} HOT", "bold red") if one.name in hot else load,
             "at": Text(format.clean(at)),
         })  # fmt: skip
@@ -194,14 +192,6 @@ def _members(status: ClusterStatus, letters: dict[str, str], numbers: bool) -> T
         if column.no_wrap:
             column.min_width = max(len(head), *(len(str(row[head])) for row in rows))
     return table
-
-
-def _heard(one: MemberStatus, newest: int) -> Text:
-    more = [", suspected"] * one.suspected + [", leaving"] * one.leaving
-    if one.view < newest and not one.suspected:
-        more.append(", has an older view")
-    style = "red" if one.suspected else "yellow" if more else ""
-    return Text(f"{one.silence / limits.SECOND:.1f} s ago{''.join(more)}", style)
 
 
 def _lost(status: ClusterStatus) -> list[Text]:
@@ -443,10 +433,7 @@ class WatchedState:
         return ", ".join(said)
 
     def page(self, width: int, height: int = 0) -> list[Text]:
-        """A page of so many lines (0: any number), the newest at the bottom.
-
-        What does not fit is counted.
-        """
+        """A page of so many lines (0: any), the newest at the bottom; the rest is counted."""
         assert self._status is not None
         top = lines_of(page(self._status, self._where, width, brief=True, numbers=self._numbers), width)
         ways = [Text(f"  {line}", "yellow") for line in _ways(self._status.standing.moves)]

@@ -25,16 +25,11 @@ def view(stream: TextIO | None = None, epochs: float | None = None, verbosity: i
     of 0 nothing is shown; with 2 or 3, lines on a terminal, too: more than a picture holds.
     """
     stream = sys.stderr if stream is None else stream
-    if verbosity == 1 and _is_terminal(stream):
-        from shoal.views.board import terminal
-        from shoal.views.frame import LiveView
+    with contextlib.suppress(AttributeError, ValueError):  # it is closed, or no file
+        if verbosity == 1 and stream.isatty():
+            from shoal.views.board import terminal
+            from shoal.views.frame import LiveView
 
-        if (console := terminal(stream)) is not None:
-            return LiveView(stream, console, epochs)
+            if (console := terminal(stream)) is not None:
+                return LiveView(stream, console, epochs)
     return LineView(stream, verbosity=verbosity)
-
-
-def _is_terminal(stream: TextIO) -> bool:
-    with contextlib.suppress(AttributeError, ValueError):
-        return stream.isatty()
-    return False

@@ -175,15 +175,16 @@ def _marks(axes: Axes, run: RunMetrics, part: Window) -> None:
     for event in run.happened:
         if not part[0] < event.seconds < part[1]:
             continue
+        color = LOST
         match event:
             case Saved(number=number):
                 said, color = f"checkpoint {number:,}", INK
             case Joined():
                 said, color = f"{event_line.who(event)} joined", JOINED
             case Gone():
-                said, color = f"{event_line.who(event)} {'left' if event_line.left_in_order(event) else 'gone'}", LOST
+                said = f"{event_line.who(event)} {'left' if event_line.left_in_order(event) else 'gone'}"
             case RolledBack() | Resumed():
-                said, color = "goes back" if isinstance(event, RolledBack) else "goes on", LOST
+                said = "rolled back" if isinstance(event, RolledBack) else "resumed"
             case _:
                 continue
         axes.axvline(event.seconds, color=color, linewidth=1.1, linestyle="--", zorder=4)

@@ -168,7 +168,7 @@ def test_a_worker_that_is_stopped_and_holds_up_the_others_is_killed_and_that_is_
     run = watch(job_of(**AS_SETTINGS, strategy__mode=mode), stop)
     check(run)
     told = [event.what for event in run.all(Warned)]
-    assert "worker-1 is stopped, and everybody waits for it: it is killed, and its slots are dealt again" in told
+    assert "worker-1 is stopped, and everybody waits for it: it is killed, and its slots are reassigned" in told
     assert [event.name for event in run.all(Gone)] == ["worker-1"]
 
 

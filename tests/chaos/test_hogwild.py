@@ -203,7 +203,7 @@ def test_a_worker_that_is_stopped_and_holds_up_the_others_is_killed_and_that_is_
     run = watch(job_of(strategy__way=way, timing__scale=0.05), stop)
     check(run)
     assert [event.what for event in run.all(Warned)] == [
-        "worker-1 is stopped, and everybody waits for it: it is killed; if it has a slot, that is dealt again"
+        "worker-1 is stopped, and everybody waits for it: it is killed; if it has a slot, that is reassigned"
     ]
     assert [event.name for event in run.all(Gone)] == ["worker-1"]
 

@@ -400,7 +400,7 @@ def follow() -> None:
     except RankLost as error:  # rank 0 is gone: all end
         if here.rank == 1 and not os.environ.get(OURS):
             why = f"{error.who} is gone ({error.why}), and all others end with it"
-            print(f"Error: {why}: shoal train --resume goes on from what was kept", file=sys.stderr, flush=True)
+            print(f"Error: {why}: shoal train --resume resumes from the last checkpoint", file=sys.stderr, flush=True)
         os._exit(1)
     here.leave(0)
 

@@ -249,7 +249,7 @@ class MpirunRun:
         """The result after the end of rank 0, which alone knew how far the run was."""
         code = self._wait_for_mpirun()
         who = "worker-0's process ended" if code is None or code >= 0 else f"mpirun ended ({self._how(code)})"
-        why = f"{who}, and all others with it: shoal train --resume goes on from what was kept"
+        why = f"{who}, and all others with it: shoal train --resume resumes from the last checkpoint"
         self.course = msgspec.structs.replace(self.course, over=why, failed=why, ended=True)
         self._listener(Stopped(seconds=self.course.seconds, why=why))
         return self.outcome()

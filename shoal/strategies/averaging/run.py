@@ -79,10 +79,10 @@ class AveragingRun(TrackedRun):
         except SegmentsLost as error:
             why = (
                 f"{error.server} is gone, and with it the only copy of its segments of a mean: shoal train --resume "
-                f"goes on from what was kept; with --servers 2 --copies 2 the run would have continued"
+                f"resumes from the last checkpoint; with --servers 2 --copies 2 the run would have continued"
             )
         except (ClusterError, StoreError) as error:
-            why = f"{error}; shoal train --resume goes on from what was kept"
+            why = f"{error}; shoal train --resume resumes from the last checkpoint"
         except Exception:  # of the module, say
             self._keep()
             raise

@@ -44,7 +44,7 @@ class GossipRun(PoolRun):
 
     out_of_memory = "no memory is left to evaluate the models: take a smaller one, or fewer workers"
     progress_word = "went on"
-    dealt_again = ", and its slots are dealt again"
+    dealt_again = ", and its slots are reassigned"
 
     def __init__(self, start: RunStart) -> None:
         job = start.job

@@ -40,7 +40,7 @@ _CANARY = ("updates counted", "updates lost")
 class HogwildRun(PoolRun):
     out_of_memory = "no memory is left to evaluate the model: take a smaller one, or fewer keys (data.hash_bits)"
     progress_word = "finished a slot"
-    dealt_again = "; if it has a slot, that is dealt again"
+    dealt_again = "; if it has a slot, that is reassigned"
 
     def __init__(self, start: RunStart) -> None:
         assert isinstance(start.job.strategy, Hogwild)

@@ -159,7 +159,7 @@ class SegmentsMoved(Numbered, frozen=True, tag="moved"):
 
 
 class Rollback(Numbered, frozen=True, tag="rollback"):
-    """Server: "we went back to a checkpoint: this is the generation now"."""
+    """Server: "we rolled back to a checkpoint: this is the generation now"."""
 
     generation: Count
 

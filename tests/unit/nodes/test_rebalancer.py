@@ -224,7 +224,7 @@ def test_a_worker_that_is_drained_finishes_what_it_has_and_goes(rows: Dataset, w
     ship.feed("coordinator", Received("worker-1", m.Leave(ship.trainers["worker-1"].worker.member.incarnation)))
     ship.home()
     assert np.array_equal(np.array(ship.weights), weights)
-    assert not any("dealt again" in one.what for one in ship.all(Warned))
+    assert not any("reassigned" in one.what for one in ship.all(Warned))
 
 
 # ---------------------------------------------------------------- in the middle of it (F13)

@@ -90,7 +90,7 @@ def test_a_nodes_role_is_said_once() -> None:
 def test_each_happening_is_a_sentence() -> None:
     assert event_line.news(Joined(seconds=1, name="server-1", role="server")) == "server-1 joined"
     lost = Gone(seconds=1, name="worker-3", role="worker", why="signal 9", slots=12)
-    assert event_line.news(lost) == "worker-3 gone: signal 9; 12 slots dealt again"
+    assert event_line.news(lost) == "worker-3 gone: signal 9; 12 slots reassigned"
     left = Gone(seconds=1, name="worker-3", role="worker", why="asked to leave")
     assert event_line.news(left) == "worker-3 gone: asked to leave"
     assert (
@@ -108,7 +108,7 @@ def test_many_happenings_make_one_line_with_a_few_names() -> None:
         *(Warned(seconds=1, what=f"odd {at}") for at in range(2)),
     ]
     assert event_line.summary(events) == (
-        "2 workers (worker-9, worker-9) gone; 4 slots dealt again; "
+        "2 workers (worker-9, worker-9) gone; 4 slots reassigned; "
         "5 workers (worker-0, worker-1, worker-2 and 2 more) joined; 1 slot counts as empty; 2 warnings, the last: odd 1"
     )
 

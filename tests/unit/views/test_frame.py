@@ -35,7 +35,7 @@ def test_the_whole_run_is_on_one_screen(story: Any) -> None:
     assert "epoch seconds test loss accuracy    auc" in shown
     assert "    7      42  ★ 0.1303   0.9499 0.9880" in shown
     assert shown.count("★") == 1
-    for part in ("worker-3 gone: its process ended", "12 slots dealt again", "worker-4 joined", "slot 17 of epoch 6"):
+    for part in ("worker-3 gone: its process ended", "12 slots reassigned", "worker-4 joined", "slot 17 of epoch 6"):
         assert part in shown
     assert any("\u2801" <= char <= "\u28ff" for char in shown)
 

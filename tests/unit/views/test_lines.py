@@ -47,7 +47,7 @@ def test_lines_read_like_sentences_of_a_log(story: Any) -> None:
         "   0.0 s  epoch 0    test loss 0.6931  accuracy 0.5000  auc -  best",
         "    12 s  epoch 3.2  5,398 rows/s  train loss 0.1312  4 workers",
         "    14 s  epoch 4    test loss 0.1422  accuracy 0.9478  auc 0.9880  best",
-        "    15 s  worker-3 gone: its process ended with signal 9; 12 slots dealt again",
+        "    15 s  worker-3 gone: its process ended with signal 9; 12 slots reassigned",
         "    16 s  epoch 5    test loss 0.1431  accuracy 0.9478  auc 0.9880",
         "    16 s  stopped: 5 passes are done; best test loss 0.1422 at epoch 4",
     ]
@@ -87,7 +87,7 @@ def test_an_hour_of_coming_and_going_takes_less_than_eighty_lines_and_counts_eve
         ]
     lines = told([*events, Stopped(seconds=3_600, why="done")])
     assert len(lines) < 80
-    again = [int(line.split(" dealt again")[0].split()[-2].replace(",", "")) for line in lines if "dealt again" in line]
+    again = [int(line.split(" reassigned")[0].split()[-2].replace(",", "")) for line in lines if "reassigned" in line]
     assert sum(again) == 3_599
 
 
@@ -96,7 +96,7 @@ def test_after_a_quiet_time_a_loss_is_told_at_once(story: Any) -> None:
     said = [line for at in range(1, 100) for line in lines.take(story.gone(at, f"worker-{at}"))]
     assert len(said) == 6  # the first at once, then 2, 4, 8, ... s later
     said = lines.take(story.gone(400, "worker-7"))
-    assert said == ["   400 s  37 workers (worker-64, worker-65, worker-66 and 34 more) gone; 444 slots dealt again"]
+    assert said == ["   400 s  37 workers (worker-64, worker-65, worker-66 and 34 more) gone; 444 slots reassigned"]
     assert lines.take(story.gone(401, "worker-8")) == []  # not so quiet any more
 
 
@@ -221,7 +221,7 @@ def test_times_never_go_back_and_what_was_held_says_when_it_was(story: Any) -> N
 def test_who_left_in_order_is_not_said_to_be_gone(story: Any) -> None:
     left = story.gone(1.0, "server-1", "it left: others have what it had")
     (line,) = told([left])
-    assert line.endswith("left: others have what it had; 12 slots dealt again") and "gone" not in line
+    assert line.endswith("left: others have what it had; 12 slots reassigned") and "gone" not in line
 
 
 def test_the_best_evaluation_is_never_left_out(story: Any) -> None:

@@ -137,7 +137,7 @@ def test_faults_are_told_in_order_with_when_they_were_over(story: Any) -> None:
     assert table.rows[0] == [
         "20",
         "lost",
-        "worker-3 gone: its process ended with signal 9; 12 slots dealt again",
+        "worker-3 gone: its process ended with signal 9; 12 slots reassigned",
         "not felt",
     ]
 

@@ -100,7 +100,7 @@ def test_checkpoints_joins_losses_and_going_back_are_marked() -> None:
         "checkpoint 3",
         "worker-4 joined",
         "worker-1 gone",
-        "goes back",
+        "rolled back",
     ]
 
 

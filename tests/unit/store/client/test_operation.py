@@ -104,7 +104,7 @@ def test_a_group_of_servers_that_lost_its_part_is_named() -> None:
 @pytest.mark.parametrize(
     ("message", "fields", "error", "said"),
     [
-        (m.Rollback, {"generation": 3}, Refused, "went back to a checkpoint"),
+        (m.Rollback, {"generation": 3}, Refused, "rolled back to a checkpoint"),
         (m.Refusal, {"kind": "question", "reason": "question 'count' failed: OSError"}, Refused, "'count' failed"),
         (m.Refusal, {"kind": "setting", "reason": "no question"}, Invalid, "no question"),
     ],

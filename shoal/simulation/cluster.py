@@ -18,7 +18,7 @@ from shoal import limits
 from shoal.cluster.move_settings import MoveSettings
 from shoal.cluster.roster import Roster
 from shoal.errors import ShoalError
-from shoal.limits import MILLISECOND
+from shoal.limits import COORDINATOR, MILLISECOND
 from shoal.nodes.checkpointing import CheckpointManager
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.drainable import DrainableNode
@@ -33,7 +33,6 @@ from shoal.store.server.segment_state import SegmentState
 from shoal.wire.effects import Node, ProcessEnd
 from shoal.wire.messages import Replicas, Shrink, TablePlaces
 
-COORDINATOR = "coordinator"
 ROOT = Path("/checkpoints")
 SLOW_COPIES = 0.005  # MB/s: a segment takes some 50 ms
 START_AGAIN = 300 * MILLISECOND  # after a server has ended by itself
@@ -225,10 +224,12 @@ class SimulatedCluster:
 
     def may_silence(self, name: str) -> bool:
         """Whether it may be silent long enough to be lost; the last of all its sets may."""
+        if self.plan.beyond or self.plan.copies == 1 or name not in self.servers:
+            return True
         alone = all(
             place.servers == [name] for table in self.tables() for place in table.places if name in place.servers
         )
-        return name not in self.servers or self.plan.copies == 1 or alone or self.may_lose(name)
+        return alone or self.may_lose(name)
 
     def _is_heard(self, name: str) -> bool:
         """Whether the coordinator can hear it, so that it is not removed for silence."""

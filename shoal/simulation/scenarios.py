@@ -58,24 +58,21 @@ def judge(
     plan: Any,
     run: Callable[[], Iterable[Violation]],
     worlds: list[World],
-    counts: Counter[str],
     history: list[Event] | None = None,
 ) -> Verdict:
-    """Run a plan, in worlds that may be added meanwhile; ``counts`` gets those of the worlds."""
+    """Run a plan, in worlds that may be added meanwhile."""
     try:
         violations = list(run())
     except Exception as error:  # no node may ever let one reach the scenario
         what = f"{error}: {format_tb(error.__traceback__)[-1]}"
         violations = [Violation(f"raised {type(error).__name__}", what)]
-    for world in worlds:
-        counts.update({what if ":" in what else f"network: {what}": n for what, n in world.counts.items()})
     return Verdict(
         plan,
         violations,
         sum(world.events for world in worlds),
         sum(world.now for world in worlds) / SECOND,
         "".join(world.digest for world in worlds),
-        counts,
+        sum((world.counts for world in worlds), Counter[str]()),
         history or [],
     )
 
@@ -110,9 +107,13 @@ class Scenario:
         return self.mutants[mutant]() if mutant else nullcontext()
 
 
-def each(prefix: str, *what: str) -> Iterator[str]:
-    """Names of counters with a common prefix."""
-    return (f"{prefix}: {one}" for one in what)
+def counters(text: str) -> tuple[str, ...]:
+    """Names of counters, from lines of ``prefix: name; name`` or ``name; name``."""
+    found: list[str] = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        prefix, colon, names = line.rpartition(": ")
+        found += (prefix + colon + name for name in names.split("; "))
+    return tuple(found)
 
 
 def scenario(name: str) -> Scenario:

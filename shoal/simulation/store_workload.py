@@ -28,7 +28,7 @@ from shoal.limits import MILLISECOND
 from shoal.nodes.worker import Worker
 from shoal.simulation.faults import FaultPlan
 from shoal.simulation.scenarios import Violation
-from shoal.simulation.store_checker import steps_of
+from shoal.simulation.store_checker import delicate, slot_name
 from shoal.store.client.split import Layout
 from shoal.store.client.task import Task
 from shoal.tables import Dense, Sparse, Step, Table
@@ -115,8 +115,7 @@ class HistoryRecorder:
         self.history: list[Event] = []
         self._calls = 0
         self.on_broken: Callable[[Worker], None] = lambda worker: None  # a push failed for good
-        # how long a computation takes
-        self.takes: Callable[[str, int], int] = lambda worker, nanoseconds: nanoseconds
+        self.takes: Callable[[str, int], int] = lambda worker, computing: computing
         self._steps: dict[tuple[Worker, int], int] = {}  # last step, by worker and number of fences
         self.columns = plan.slots if plan.kind != "clients" else plan.workers
         self._lists: dict[int, KeyList] = {}  # reused by all lives of all workers
@@ -144,9 +143,9 @@ class HistoryRecorder:
             listed = self._lists[column] = KeyList(keys)
         return listed
 
-    def seen(self, values: Values) -> list[list[int]]:
-        rows: list[list[int]] = values.reshape(-1, self.columns + 1)[:, :-1].astype(np.int64).tolist()
-        return rows
+    def table(self, values: Values) -> Values:
+        """By segment: the counts of all columns, then the sum of all values."""
+        return values.reshape(-1, self.columns + 1)
 
     async def pull(self, worker: Worker, layout: Layout, clock: int | None, enter: bool = False) -> None:
         client = worker.client
@@ -188,32 +187,9 @@ class HistoryRecorder:
     def _ended(self, call: int, task: Task) -> None:
         if task.error is not None:
             self.history.append(End(self.now(), call, "unknown", f"{type(task.error).__name__}: {task.error}"))
-        else:
-            self.history.append(End(self.now(), call, "ok", "", [] if task.value is None else self.seen(task.value)))
-
-
-def slot_name(plan: FaultPlan, number: int) -> tuple[int, int]:
-    """(epoch, number) of the n-th slot of the whole job."""
-    if plan.kind != "step" or plan.slots_per_pass is None:
-        return 0, number
-    return divmod(number, plan.slots_per_pass)
-
-
-def delicate(plan: FaultPlan, slot: int) -> float:
-    """Numbers that cancel within a step: another order of addition gives another sum."""
-    place = slot_name(plan, slot)[1] % plan.slots_per_step
-    return (2.0**60, 1.5 + slot, -(2.0**60), 0.75 + slot)[place % 4]
-
-
-def in_order(plan: FaultPlan, void: set[int]) -> float:
-    """The result of one process: each step's slots added in order, then one update."""
-    total = np.float32(0)
-    for slots in steps_of(plan):
-        step = 0.0
-        for slot in slots:
-            step += float(np.float32(delicate(plan, slot))) if slot not in void else 0.0
-        total = np.float32(float(total) + float(np.float32(step)))
-    return float(total)
+            return
+        seen = [] if task.value is None else self.table(task.value)[:, :-1].astype(np.int64).tolist()
+        self.history.append(End(self.now(), call, "ok", seen=seen))
 
 
 async def client_life(worker: Worker, recorder: HistoryRecorder, column: int, done: list[int], random: Random) -> None:

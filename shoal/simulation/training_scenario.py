@@ -33,10 +33,9 @@ from shoal.schedule.slot_queue import DEATHS
 from shoal.schedule.stop_rules import ENDLESS
 from shoal.simulation.cluster import calls_of
 from shoal.simulation.reference import weights_by_step
-from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, judge
+from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, counters, judge
 from shoal.simulation.training_plan import STEP, TrainingPlan, draw
-from shoal.simulation.training_watch import PartsWatch
-from shoal.simulation.training_world import BEGINS_WITHIN, Origin, TrainingWorld, nemesis_of, paced
+from shoal.simulation.training_world import BEGINS_WITHIN, Origin, PartsWatch, TrainingWorld, paced
 from shoal.simulation.world import World
 
 WAYS = 1_000  # block-proximal: combinations of holders that are tried
@@ -362,15 +361,16 @@ class TrainingScenario:
         self.plan, self.trace = plan, trace
         self.lives: list[TrainingWorld] = []
         self.worlds: list[World] = []
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # of all lives
         self.parts = PartsWatch()
 
     def verdict(self) -> Verdict:
         with paced(self.plan), self.parts.watching():
-            found = judge(self.plan, self._run, self.worlds, self.counts)
+            found = judge(self.plan, self._run, self.worlds)
+        found.counts.update(self.counts)
         for one in self.lives:
             one.close()
-            self.counts.update(_counts(one))
+            found.counts.update(_counts(one))
         return found
 
     def _run(self) -> list[Violation]:
@@ -399,7 +399,7 @@ class TrainingScenario:
         """The violations of this life; None if it ended early without checks."""
         if not run.set_up(origin, self.plan.job):
             return [Violation("I13 live", "no tables 30 s after the beginning, without any fault")]
-        nemesis = nemesis_of(run)
+        nemesis = run.elastic.nemesis
         if "early faults" not in self.plan.habits:
             run.until(lambda: run.was_told(Started), BEGINS_WITHIN)
         began = run.world.now
@@ -480,28 +480,19 @@ TRAINING = Scenario(
     name="training",
     draw=draw,
     run=lambda plan, trace: TrainingScenario(plan, trace).verdict(),
-    sometimes=(
-        "answers held against the staleness bound",
-        "delays that changed",
-        "evaluators started again",
-        "models held against the serial run",
-        "reads of the account",
-        "runs taken up from a checkpoint",
-        "schedulers started again",
-        "void slots",
-        "workers that left",
-        "client: fenced",
-        "client: resent",
-        "disk: writes torn by a crash",
-        *each("fault", "crash coordinator", "crash evaluator", "crash group/scheduler", "crash server"),
-        *each("fault", "crash worker", "cut worker", "drain server", "full coordinator", "halting worker"),
-        *each("fault", "hire worker", "join server", "leave worker", "pause worker", "power", "rot"),
-        *each("fault", "slower worker", "stall worker", "twin worker"),
-        "network: lost",
-        "network: repeated",
-        "rare: one of two of a name gave way",
-        *each("run", "coordinator restarts", "rollbacks", "second copies", "second copies first"),
-        *each("run", "slots dealt again", "slots with newer weights", "workers lost"),
-        *each("stopped", "epoch", "improvement", "seconds", "step", "target"),
-    ),
+    sometimes=counters("""
+        answers held against the staleness bound; delays that changed; evaluators started again
+        models held against the serial run; reads of the account; runs taken up from a checkpoint
+        schedulers started again; void slots; workers that left
+        client: fenced; resent
+        disk: writes torn by a crash
+        fault: crash coordinator; crash evaluator; crash group/scheduler; crash server; crash worker
+        fault: cut worker; drain server; full coordinator; halting worker; hire worker; join server
+        fault: leave worker; pause worker; power; rot; slower worker; stall worker; twin worker
+        network: lost; repeated
+        rare: one of two of a name gave way
+        run: coordinator restarts; rollbacks; second copies; second copies first; slots dealt again
+        run: slots with newer weights; workers lost
+        stopped: epoch; improvement; seconds; step; target
+    """),
 )

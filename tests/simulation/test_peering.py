@@ -15,8 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli.main import main
-from shoal.simulation.peers_plan import PeersPlan
-from shoal.simulation.peers_scenario import PEERS, CountingLearner, PeersScenario
+from shoal.simulation.peers_scenario import PEERS, CountingLearner, PeersPlan, PeersScenario
 from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.run_log import Contribution
 from tests.harness.seeds import by_tier, check, check_caught

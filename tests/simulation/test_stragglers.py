@@ -8,8 +8,7 @@ import pytest
 
 from shoal.limits import SECOND
 from shoal.nodes.strategy import TABLE
-from shoal.simulation.faults import STRAGGLING, Fault, FaultPlan
-from shoal.simulation.nemesis import Stragglers
+from shoal.simulation.faults import STRAGGLING, Fault, FaultPlan, Stragglers
 from shoal.simulation.store_scenario import StoreRun
 from shoal.simulation.training_plan import TrainingPlan
 from shoal.simulation.training_world import TrainingWorld, nemesis_of, paced, stopped

@@ -25,8 +25,7 @@ from shoal.simulation.reference import FIRST as FIRST_HAND
 from shoal.simulation.reference import BlocksBegun, BlockTurn, serial, weights_by_iteration
 from shoal.simulation.training_plan import GROUP, STEP, TrainingPlan, draw
 from shoal.simulation.training_scenario import TRAINING, FinalTables, TrainingChecker, TrainingScenario, _lost
-from shoal.simulation.training_watch import PartsWatch
-from shoal.simulation.training_world import TrainingWorld, data_of, paced, stopped
+from shoal.simulation.training_world import PartsWatch, TrainingWorld, data_of, paced, stopped
 from shoal.strategies.block_proximal.algorithm import BlockProximal, HeldPart
 from tests.harness.seeds import by_tier, check, check_caught
 

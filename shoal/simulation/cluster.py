@@ -159,12 +159,6 @@ class SimulatedCluster:
     def tables(self) -> list[TablePlaces]:
         return list(self.coordinator.roster.tables.values())
 
-    def delays(self, table: str) -> set[int | None]:
-        number = self.coordinator.roster.tables[table].number
-        here = [server for name, server in self.servers.items() if name in self.world.hosts]
-        parts = [holding.primary for server in here for one, holding in server.tables.items() if one == number]
-        return {part.spec.max_delay for part in parts if part is not None}
-
     def incarnations(self) -> list[int]:
         return [person.member.incarnation for person in self.coordinator.roster.people.values()]
 
@@ -299,6 +293,12 @@ def close_coroutines(workers: list[Worker]) -> None:
     for worker in workers:
         for coroutine, _, _ in worker._coroutines:
             coroutine.close()
+
+
+def client_counts(workers: list[Worker]) -> Iterator[dict[str, int]]:
+    for worker in workers:
+        yield {f"client: {what}": n for what, n in worker.client.session.counts.items()}
+        yield {"client: resent": worker.client.dispatcher.inflight.resent}
 
 
 def calls_of(worker: Worker) -> list[str]:

@@ -86,8 +86,14 @@ class SeedPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tru
     def timing(self) -> TimingSettings:
         return Timing(scale=self.scale).intervals()
 
-    def described_faults(self) -> str:
-        return "faults: " + ("; ".join(map(str, self.faults)) or "none")
+    def __str__(self) -> str:
+        """What is not the default, and the faults."""
+        facts = [
+            f"{field.name} {getattr(self, field.name)}"
+            for field in msgspec.structs.fields(self)
+            if field.name not in ("seed", "faults") and getattr(self, field.name) != field.default
+        ]
+        return f"seed {self.seed}: {', '.join(facts)}; faults: {'; '.join(map(str, self.faults)) or 'none'}"
 
 
 class FaultPlan(SeedPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
@@ -171,15 +177,6 @@ class FaultPlan(SeedPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
 
     def newcomer(self, number: int) -> str:
         return f"server-{self.servers + number}"
-
-    def __str__(self) -> str:
-        delay = "any" if self.max_delay is None else self.max_delay
-        copies = f", {self.copies} copies" if self.copies > 1 else ""
-        return (
-            f"seed {self.seed}: {self.servers} servers{copies}, {self.workers} workers, {self.kind}, max_delay {delay}, "
-            f"{self.slots} slots, {self.slots_per_step} a step, {'dense' if self.dense else 'sparse'}, "
-            f"{self.described_faults()}; habits: {', '.join(self.habits) or 'none'}"
-        )
 
 
 def _literal(node: ast.expr) -> Any:
@@ -448,7 +445,7 @@ class Nemesis:
             if fault.kind == "drift":
                 continue  # since the beginning of the world
             world.at(start + fault.at * MILLISECOND, partial(self.strike, fault))
-        world.at(start + self._plan.lasts * MILLISECOND, self._heal)
+        world.at(start + self._plan.lasts * MILLISECOND, self.heal)
 
     def strike(self, fault: Fault) -> None:
         if self._healed:
@@ -493,10 +490,6 @@ class Nemesis:
         named = role and fault.kind not in ("rogue", "clog", "ambush")
         world.counts[f"fault: {fault.kind}" + (f" {role}" if named else "")] += 1
 
-    def stop(self) -> None:
-        if not self._healed:
-            self._heal()
-
     def bring_back(self, names: list[str], at: int) -> None:
         """Restart these processes at that time."""
         self._away += len(names)
@@ -507,8 +500,10 @@ class Nemesis:
         self._away -= 1
         self._target.restart(name)
 
-    def _heal(self) -> None:
+    def heal(self) -> None:
         world = self._world
+        if self._healed:
+            return
         for kind in WEATHER:
             setattr(world.weather, kind, 0.0)
         world.weather.cuts.clear()

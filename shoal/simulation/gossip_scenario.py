@@ -1,8 +1,18 @@
 """The scenario GOSSIP: the workers and the controller that ship, with faults.
 
-After every event the sum of the models must be right (I10). At the end all legs are over in
-time (I13), every slot was learned by the worker that got it and is counted once (I1), and where no
-worker was lost the models follow the mixing matrix.
+After every event the sum of the models must be right (I10):
+
+    rounds      a worker's model after a round is what the leg's matrix makes of its neighbours'
+                models at the beginning of that round, plus one step. A dead neighbour may be
+                missing; then its weight is the worker's own. Push-sum: the same for weights
+    meetings    the sum of all models, minus their steps and minus what only one side of a meeting
+                has moved by so far, changes only by what a dead worker had
+
+At the end all legs are over in time (I13), every slot was learned by the worker that got it and is
+counted once (I1), and where no worker was lost the models follow the mixing matrix.
+
+The network's faults last until all is healed. A crash ``lasts`` until the controller hears of it;
+with a ``rate``, it comes after so many messages to neighbours.
 """
 
 from __future__ import annotations
@@ -12,20 +22,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from typing import Literal
 from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from shoal import limits
 from shoal.data.slots import Slots
-from shoal.limits import MILLISECOND
-from shoal.simulation.faults import WEATHER, Fault, Nemesis
-from shoal.simulation.gossip_plan import GossipPlan, name_of
+from shoal.limits import MILLISECOND, SECOND
+from shoal.simulation.faults import WEATHER, Fault, Nemesis, SeedPlan, draw_scale
 from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, Violations, counters, judge
 from shoal.simulation.world import World
 from shoal.strategies.averaging.shards import Shards
-from shoal.strategies.gossip import compute_queue
+from shoal.strategies.gossip import Gossip, Topology, compute_queue
 from shoal.strategies.gossip.controller import GossipController
 from shoal.strategies.gossip.model import Floats, mix_into
 from shoal.strategies.gossip.pairwise import Pairwise
@@ -36,172 +46,102 @@ from shoal.wire.effects import Effect
 from shoal.wire.messages import Message
 from shoal.wire.messages.gossip import Meet, MeetReply, Offer, Reached
 
-MOST_EVENTS = 100_000
-LIVE_WITHIN = 60 * limits.SECOND
-MANY = 4  # means: fewer of push-sum, or two at a time, need not bring all models nearer
-RUNAWAY = 100.0  # all that models are drawn to is of size 1
-_FOREVER = 1 << 60
+BOTH_WAYS: tuple[Topology, ...] = ("ring", "ring", "star", "complete", "exponential", "random")
+TROUBLE = ("loss", "repeat", "slow", "pause", "cut", "crash", "crash", "last words")
 
 
-class GossipScenario:
-    def __init__(self, plan: GossipPlan, trace: Trace | None = None, graph: Graph | None = None) -> None:
-        self.plan = plan
-        self.world = World(plan.seed, trace)
-        self.world.after_event, self.counts = self._after_event, self.world.counts
-        self.driver = GossipDriver(self.world, plan, graph or plan.graph())
-        drawn = np.random.default_rng(plan.seed).normal(0.0, 1.0, (plan.nodes, plan.size)).astype(np.float32)
-        self.models = {
-            name_of(i): SimulatedGossipModel(drawn[i], STEP if plan.learns else 0.0) for i in range(plan.nodes)
-        }
-        self.nodes = {
-            name: GossipWorker(
-                name,
-                model,
-                plan.mode,
-                chance=Random(f"{plan.seed}/{name}"),
-                link=plan.link,
-                quick=plan.quick,
-                timing=plan.timing,
-            )
-            for name, model in self.models.items()
-        }
-        self.checker = (RoundChecker if plan.mode == "sync" else MeetingChecker)(self.driver, self.nodes, self.models)
-        self.nemesis = Nemesis(self.world, plan, self)
-        self._words: Counter[str] = Counter()
-        self._asked: set[tuple[str, int]] = set()
-        self.world.watch(self._says, Offer, Reached, Meet, MeetReply)
+def name_of(node: int) -> str:
+    return f"worker-{node}"
 
-    def verdict(self) -> Verdict:
-        with mock.patch.object(compute_queue, "_IN_ONE_GO", 1):  # no round goes by unseen
-            return judge(self.plan, self._run, [self.world])
 
-    def _run(self) -> list[Violation]:
-        plan, world = self.plan, self.world
-        world.weather.delay = plan.delay * limits.MILLISECOND
-        for fault in plan.faults:
-            if fault.kind in WEATHER:
-                self.nemesis.strike(fault)
-        for node in self.nodes.values():
-            world.add(node)
-        self.driver.begin()
-        self.counts["push-sum"] += self.driver.controller.graph.directed
-        for fault in plan.faults:
-            if fault.kind not in WEATHER and not fault.rate:
-                world.at(fault.at * limits.MILLISECOND, partial(self.nemesis.strike, fault))
-        first = self._distance()
-        if not self._until(plan.lasts * limits.MILLISECOND):
-            self.nemesis.stop()
-            if not self._until(round(LIVE_WITHIN * max(1.0, plan.scale))):
-                return [*self.checker.violations[:3], Violation("I13 live", self._stuck())]
-        if not self.checker.violations:
-            self.checker.end()
-        violations = Violations([*self.checker.violations, *self._slots(), *self._nearer(first)])
-        violations += [Violation("raised", error) for error in self.driver.errors]
-        if len(set(self.driver.ready)) < len(self.driver.ready):
-            violations.add("I1 joined", f"a worker was ready more than once: {self.driver.ready}")
-        self.counts["lost with the dead, and counted"] += any(node.part.lost > 0 for node in self.nodes.values())
-        self.counts["a graph fell apart"] += len(self.driver.controller.graph.parts) > 1
-        return violations
+class GossipPlan(SeedPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
+    of = "gossip"
+    mode: Literal["sync", "async"] = "sync"
+    shape: str = "ring"  # a topology; "arcs": a ring one way, and some more links that go one way
+    nodes: int = 2
+    legs: int = 1
+    rounds: int = 4  # of each leg
+    size: int = 4  # of the model
+    learns: bool = True
+    quick: int = MILLISECOND  # below 0: everything is computed on the compute thread
+    link: float = 0.0
+    left: float | None = None  # seconds that every leg may take, at most
 
-    def _until(self, within: int) -> bool:
-        return self.world.run(
-            lambda: self.driver.over or bool(self.checker.violations), self.world.now + within, MOST_EVENTS
+    @classmethod
+    def draw(cls, seed: int) -> GossipPlan:
+        random = Random(f"{seed}/gossip")
+        mode: Literal["sync", "async"] = random.choice(["sync", "sync", "async"])
+        one_way = mode == "sync" and random.random() < 0.35
+        plan = cls(
+            seed=seed,
+            mode=mode,
+            shape=random.choice(["one-way", "arcs"]) if one_way else random.choice(BOTH_WAYS),
+            nodes=random.randrange(2, 9),
+            legs=random.choice([1, 2, 2, 3]),
+            rounds=random.choice([1, 2, 5, 9]),
+            size=random.choice([1, 4, 9]),
+            learns=random.random() < 0.6,
+            quick=random.choice([MILLISECOND, -1]),
+            link=random.choice([0.0, 0.0, 0.02, 0.3]),
+            delay=random.choice([1, 5, 20]),
+            lasts=random.choice([500, 2_000, 5_000]),
+            scale=draw_scale(seed),
         )
+        for trouble in sorted(set(random.sample(TROUBLE, random.choice([0, 1, 2, 2, 3])))):
+            plan = replace(plan, faults=(*plan.faults, *_faults(plan, trouble, random)))
+        return _with_home(plan, Random(f"{seed}/home"))
 
-    def _stuck(self) -> str:
-        told = [
-            f"{name} in round {node.part.round} of leg {node.part.leg}"
-            + (" rests" if node.rests else f" waits for {', '.join(node.part.lacking()) or 'nobody'}")
-            for name, node in self.nodes.items()
-            if name not in self.checker.dead
-        ]
-        return f"not over {LIVE_WITHIN // limits.SECOND} s after all was healed: leg {self.driver.controller.leg}; {'; '.join(told)}"
+    def graph(self) -> Graph:
+        if self.shape == "arcs":
+            random = Random(f"{self.seed}/arcs")
+            ring = [(i, (i + 1) % self.nodes) for i in range(self.nodes)]
+            pairs = [(i, j) for i in range(self.nodes) for j in range(self.nodes) if i != j]
+            return Graph("arcs", self.nodes, sorted({*ring, *random.sample(pairs, len(pairs) // 3)}), directed=True)
+        degree = 2 if self.nodes > 2 else 1
+        strategy = Gossip(topology=self.shape, mode=self.mode, degree=degree)  # type: ignore[arg-type]
+        return strategy.graph(self.nodes, self.seed)
 
-    def _slots(self) -> list[Violation]:
-        """Each slot was learned by the worker that got it, and is counted once."""
-        driver, violations, counted = self.driver, Violations(), list[int]()
-        for name, model in self.models.items():
-            dealt = [slot for leg in driver.dealt.values() for slot in leg.get(name, [])]
-            if model.slots != (dealt if name not in self.checker.dead else dealt[: len(model.slots)]):
-                violations.add("I1 slots", f"{name} was dealt {dealt} and learned {model.slots}")
-            counted += driver.kept.get(name, dealt)
-        if len(set(counted)) < len(counted):
-            twice = next(slot for slot, count in Counter(counted).items() if count > 1)
-            violations.add("I1 slots", f"slot {twice} is counted more than once")
-        if not len(counted) == driver.done == driver.rows == driver.total or abs(driver.loss - driver.done) > 1e-6:
-            told = f"{driver.done} slots of {driver.total} are counted, {driver.rows} rows, a loss of {driver.loss:g}"
-            violations.add("I1 slots", f"{told}; {len(counted)} were dealt and are kept")
-        if missing := driver.unseen(counted):
-            violations.add("I1 slots", f"slot {missing[0]} was left out: later passes have begun")
-        return violations
+    @property
+    def dying(self) -> set[str]:
+        return {fault.who for fault in self.faults if fault.kind == "crash"}
 
-    def _distance(self) -> float:
-        models = np.stack([model.weights for model in self.models.values()]).astype(np.float64)
-        return float(np.linalg.norm(models - models.mean(0)))
 
-    def _nearer(self, first: float) -> list[Violation]:
-        """No model diverges; if no worker learns or dies, models converge."""
-        plan, last = self.plan, self._distance()
-        if (farthest := max(float(np.abs(model.weights).max()) for model in self.models.values())) > RUNAWAY:
-            return [Violation("consensus", f"a model ran away: {farthest:g}")]
-        means = plan.legs * plan.rounds
-        if plan.learns or plan.dying or means < MANY:
-            return []
-        self.counts["came nearer"] += 1
-        most = first * (0.9 if means >= 2 * MANY else 1.0)
-        return [] if last <= most else [Violation("consensus", f"the distance was {first:g} and is {last:g}")]
+def _faults(plan: GossipPlan, trouble: str, random: Random) -> list[Fault]:
+    who, at = name_of(random.randrange(plan.nodes)), random.randrange(plan.lasts)
+    match trouble:
+        case "loss":
+            return [Fault("loss", rate=random.choice([0.02, 0.1, 0.3]))]
+        case "repeat":
+            repeat = Fault("repeat", rate=random.choice([0.1, 0.4]))
+            return [repeat, Fault("late", rate=random.choice([0.0, 0.2, 0.5]))]
+        case "slow":
+            return [Fault("slow", rate=random.choice([0.05, 0.2]))]
+        case "pause":
+            return [Fault("pause", at, random.choice([100, 1_000, 4_000]), who)]
+        case "cut":
+            to = name_of(random.randrange(plan.nodes))
+            return [Fault("cut", at, random.choice([300, 3_000]), who, (to,), how="out")]
+        case "crash":
+            early = random.choice([30, 300, plan.lasts])  # many runs are over soon
+            crash = Fault("crash", 1 + random.randrange(early), random.choice([0, 50, 1_000]), who)
+        case _:
+            crash = Fault("crash", who=who, rate=random.randrange(1, 12), lasts=random.choice([0, 50, 1_000]))
+    return [crash] if len({*plan.dying, who}) < plan.nodes else []  # one worker stays
 
-    def crash(self, fault: Fault) -> bool:
-        self.checker.crash(fault.who)
-        self.world.crash(fault.who)
-        return True
 
-    def restart(self, name: str) -> None:
-        """No worker restarts; the controller hears of its end."""
-        self.driver.ended(name)
-
-    def carry_out(self, fault: Fault, until: int) -> bool:
-        raise ValueError(f"no fault {fault.kind!r}")
-
-    def heal(self) -> None: ...
-
-    def _after_event(self, name: str) -> None:
-        if name in self.nodes:
-            self.checker.see(name)
-        else:
-            self.driver.look()
-
-    def _says(self, sender: str, to: str, message: Message) -> None:
-        self._count(sender, to, message)
-        self._words[sender] += 1
-        for fault in self.plan.faults:
-            if fault.kind == "crash" and fault.who == sender and self._words[sender] == fault.rate + 1 > 1:
-                for other in [HOME, *self.nodes]:  # it is cut off in the middle of what it says
-                    self.world.weather.cuts[sender, other] = _FOREVER
-                self.world.at(self.world.now, partial(self._crash_in_mid_exchange, fault))
-
-    def _crash_in_mid_exchange(self, fault: Fault) -> None:
-        if fault.who in self.world.hosts:
-            self.counts["fault: crash in mid exchange"] += 1
-            self.crash(fault)
-            self.nemesis.bring_back([fault.who], self.world.now + fault.lasts * limits.MILLISECOND)
-
-    def _count(self, sender: str, to: str, message: Message) -> None:
-        match message:
-            case Reached(lacks=True):
-                self.counts["asked for an offer again"] += 1
-            case Meet(number):
-                self.counts["asked to meet again"] += (sender, number) in self._asked
-                self._asked.add((sender, number))
-                part = self.nodes[to].part
-                if isinstance(part, Pairwise) and part.asked is not None and part.asked.name == sender:
-                    self.counts["both asked each other at once"] += 1
-            case MeetReply():
-                part = self.nodes[sender].part
-                if isinstance(part, Pairwise) and part.answered[to][1] is None:
-                    self.counts["not now"] += 1
-            case Offer(leg):
-                self.counts["offers of the next leg came first"] += leg > self.nodes[to].part.leg
+def _with_home(plan: GossipPlan, random: Random) -> GossipPlan:
+    """Faults of the controller, drawn apart so that they reshuffle nothing else."""
+    trouble, at, faults = random.random(), random.randrange(plan.lasts), list(plan.faults)
+    if plan.dying and random.random() < 0.3:  # its reports of losses are lost
+        faults.append(Fault("loss", rate=random.choice([0.1, 0.3])))
+    if trouble < 0.15:
+        faults.append(Fault("pause", at, random.choice([100, 1_000, 4_000]), HOME))
+    elif trouble < 0.3:
+        who, told = name_of(random.randrange(plan.nodes)), random.random() < 0.5
+        sender, to = (HOME, who) if told else (who, HOME)
+        faults.append(Fault("cut", at, random.choice([300, 3_000]), sender, (to,), how="out"))
+    left = random.choice([0.05, 0.5]) if 0.3 <= trouble < 0.4 else None
+    return replace(plan, faults=tuple(faults), left=left)
 
 
 STEP = 0.0625  # of the simulated rule
@@ -265,7 +205,7 @@ class GossipDriver:
     def __init__(self, world: World, plan: GossipPlan, graph: Graph) -> None:
         self.world, self.plan = world, plan
         self.over = False
-        self.done, self.rows, self.loss, self.meetings = 0, 0, 0.0, 0  # as the controller counts
+        self.done, self.rows, self.loss = 0, 0, 0.0  # as the controller counts
         self.ready: list[str] = []
         self.errors: list[str] = []
         self.matrices: dict[int, Matrix] = {}  # of each leg, by its number; and so are these
@@ -306,7 +246,8 @@ class GossipDriver:
     def look(self) -> None:
         """Run after each event of the controller, as after a turn of its loop."""
         controller = self.controller
-        self._count()
+        fresh = controller.fresh()
+        self.done, self.rows, self.loss = self.done + fresh.slots, self.rows + fresh.rows, self.loss + fresh.loss
         while self._ended and not self._pausing:
             self._lose(self._ended.popleft())
         for name, one in controller.states.items():
@@ -316,7 +257,6 @@ class GossipDriver:
             return
         if self._begun:
             controller.end_leg(self._now())
-            self.meetings += controller.exchanges()[0]
         self._begun = True
         if self.done >= self.total or not controller.living:
             self.over = True
@@ -343,17 +283,12 @@ class GossipDriver:
         self.dealt[home.leg] = {name: one.slots.tolist() for name, one in home.states.items()}
         self.world.carry_out(HOME, effects)
 
-    def _count(self) -> None:
-        fresh = self.controller.fresh()
-        self.done, self.rows, self.loss = self.done + fresh.slots, self.rows + fresh.rows, self.loss + fresh.loss
-
     def _lose(self, name: str) -> None:
         home = self.controller
         done = home.states[name].done if name in home.states else 0
         kept = [slot for leg, dealt in self.dealt.items() if leg < home.leg for slot in dealt.get(name, [])]
         self.kept[name] = kept + self.dealt[home.leg].get(name, [])[:done]
-        loss = self.controller.lose(self._now(), name)
-        if loss is not None:
+        if (loss := home.lose(self._now(), name)) is not None:
             self.world.carry_out(HOME, loss[2])
 
     def _now(self) -> int:
@@ -458,22 +393,15 @@ class RoundChecker:
         living = [name for name in self.nodes if name not in self.dead]
         for leg in self.driver.matrices if not self.directed else []:
             for number in range(self.driver.rounds[leg]):
-                change = sum(
-                    (
-                        self.said[leg, number + 1, name].astype(np.float64) - self.said[leg, number, name]
-                        for name in living
-                        if (leg, number + 1, name) in self.said
-                    ),
-                    np.zeros(self.driver.plan.size),
-                )
+                change = np.zeros(self.driver.plan.size)
                 for name in living:
-                    change = change - self.steps.get((leg, number, name), 0.0)
+                    if (leg, number + 1, name) in self.said:
+                        change += self.said[leg, number + 1, name].astype(np.float64) - self.said[leg, number, name]
+                    change -= self.steps.get((leg, number, name), 0.0)
                     for dead in self.dead:
-                        change = change - self.flows.get((leg, number, f"{name}/{dead}"), 0.0)
-                if _apart(change, np.zeros(change.size)) > CLOSE:
-                    self.violations.add(
-                        "I10 conservation", f"leg {leg}, round {number}: the sum moved by {np.abs(change).max():g}"
-                    )
+                        change -= self.flows.get((leg, number, f"{name}/{dead}"), 0.0)
+                if (moved := np.abs(change).max()) > CLOSE:
+                    self.violations.add("I10 conservation", f"leg {leg}, round {number}: the sum moved by {moved:g}")
         for name in living:
             self._counted(name)
         if not self.dead:
@@ -502,10 +430,8 @@ class RoundChecker:
             for _ in range(self.driver.rounds[leg]):
                 now = matrix @ now
             shown = np.stack([self.driver.slabs[leg][name] for name in self.nodes])
-            if _apart(shown, now) > CLOSE:
-                self.violations.add(
-                    "I10 product", f"leg {leg}: {_apart(shown, now):g} from what the matrix makes of it"
-                )
+            if (apart := _apart(shown, now)) > CLOSE:
+                self.violations.add("I10 product", f"leg {leg}: {apart:g} from what the matrix makes of it")
 
     def _broken(self, leg: int, number: int, name: str, what: str) -> None:
         self.violations.add("I10 conservation", f"{name}, leg {leg}, round {number}: {what}")
@@ -535,11 +461,11 @@ class MeetingChecker:
 
     def _total(self) -> Doubles:
         living = [model for name, model in self.models.items() if name not in self.dead]
-        total: Doubles = sum(
-            (model.weights.astype(np.float64) - model.moved for model in living), np.zeros(self.driver.plan.size)
-        )
+        total = np.zeros(self.driver.plan.size)
+        for model in living:
+            total += model.weights.astype(np.float64) - model.moved
         for half in self.halves:
-            total = total - half.moved
+            total -= half.moved
         return total
 
     def see(self, name: str) -> None:
@@ -588,18 +514,181 @@ class MeetingChecker:
             elif (was_gone or half.asker in self.nodes[half.who]._gone) and not self.nodes[half.who].queue.is_at_work:
                 counted, size = self.nodes[half.who].part.lost, float(np.linalg.norm(half.moved))
                 if counted < size - CLOSE:
-                    self.violations.add(
-                        "I10 lost",
-                        f"{half.who} lost {size:g} with {half.asker or 'one that was gone'} and counts {counted:g}",
-                    )
+                    what = f"{half.who} lost {size:g} with {half.asker or 'one that was gone'} and counts {counted:g}"
+                    self.violations.add("I10 lost", what)
         if self.dead:
             return
-        shown = sum(
-            (slab.astype(np.float64) for slab in self.driver.slabs[max(self.driver.slabs)].values()), np.zeros(1)
-        )
-        steps = sum((model.moved for model in self.models.values()), np.zeros(1))
-        if _apart(shown - steps, self.base) > CLOSE:
+        shown = np.sum(list(self.driver.slabs[max(self.driver.slabs)].values()), axis=0, dtype=np.float64)
+        if _apart(shown - np.sum([model.moved for model in self.models.values()], axis=0), self.base) > CLOSE:
             self.violations.add("I10 conservation", "what was shown at the end is not of one moment")
+
+
+MOST_EVENTS = 100_000
+LIVE_WITHIN = 60 * SECOND
+MANY = 4  # means: fewer of push-sum, or two at a time, need not bring all models nearer
+RUNAWAY = 100.0  # all that models are drawn to is of size 1
+_FOREVER = 1 << 60
+
+
+class GossipScenario:
+    def __init__(self, plan: GossipPlan, trace: Trace | None = None, graph: Graph | None = None) -> None:
+        self.plan = plan
+        self.world = World(plan.seed, trace)
+        self.world.after_event, self.counts = self._after_event, self.world.counts
+        self.driver = GossipDriver(self.world, plan, graph or plan.graph())
+        drawn = np.random.default_rng(plan.seed).normal(0.0, 1.0, (plan.nodes, plan.size)).astype(np.float32)
+        self.models = {
+            name_of(i): SimulatedGossipModel(drawn[i], STEP if plan.learns else 0.0) for i in range(plan.nodes)
+        }
+        self.nodes = {
+            name: GossipWorker(
+                name,
+                model,
+                plan.mode,
+                chance=Random(f"{plan.seed}/{name}"),
+                link=plan.link,
+                quick=plan.quick,
+                timing=plan.timing,
+            )
+            for name, model in self.models.items()
+        }
+        self.checker = (RoundChecker if plan.mode == "sync" else MeetingChecker)(self.driver, self.nodes, self.models)
+        self.nemesis = Nemesis(self.world, plan, self)
+        self._words: Counter[str] = Counter()
+        self._asked: set[tuple[str, int]] = set()
+        self.world.watch(self._says, Offer, Reached, Meet, MeetReply)
+
+    def verdict(self) -> Verdict:
+        with mock.patch.object(compute_queue, "_IN_ONE_GO", 1):  # no round goes by unseen
+            return judge(self.plan, self._run, [self.world])
+
+    def _run(self) -> list[Violation]:
+        plan, world = self.plan, self.world
+        world.weather.delay = plan.delay * MILLISECOND
+        for fault in plan.faults:
+            if fault.kind in WEATHER:
+                self.nemesis.strike(fault)
+        for node in self.nodes.values():
+            world.add(node)
+        self.driver.begin()
+        self.counts["push-sum"] += self.driver.controller.graph.directed
+        for fault in plan.faults:
+            if fault.kind not in WEATHER and not fault.rate:
+                world.at(fault.at * MILLISECOND, partial(self.nemesis.strike, fault))
+        first = self._distance()
+        if not self._until(plan.lasts * MILLISECOND):
+            self.nemesis.heal()
+            if not self._until(round(LIVE_WITHIN * max(1.0, plan.scale))):
+                return [*self.checker.violations[:3], Violation("I13 live", self._stuck())]
+        if not self.checker.violations:
+            self.checker.end()
+        violations = Violations([*self.checker.violations, *self._slots(), *self._nearer(first)])
+        violations += [Violation("raised", error) for error in self.driver.errors]
+        if len(set(self.driver.ready)) < len(self.driver.ready):
+            violations.add("I1 joined", f"a worker was ready more than once: {self.driver.ready}")
+        self.counts["lost with the dead, and counted"] += any(node.part.lost > 0 for node in self.nodes.values())
+        self.counts["a graph fell apart"] += len(self.driver.controller.graph.parts) > 1
+        return violations
+
+    def _until(self, within: int) -> bool:
+        return self.world.run(
+            lambda: self.driver.over or bool(self.checker.violations), self.world.now + within, MOST_EVENTS
+        )
+
+    def _stuck(self) -> str:
+        told = [
+            f"{name} in round {node.part.round} of leg {node.part.leg}"
+            + (" rests" if node.rests else f" waits for {', '.join(node.part.lacking()) or 'nobody'}")
+            for name, node in self.nodes.items()
+            if name not in self.checker.dead
+        ]
+        return f"not over {LIVE_WITHIN // SECOND} s after all was healed: leg {self.driver.controller.leg}; {'; '.join(told)}"
+
+    def _slots(self) -> list[Violation]:
+        """Each slot was learned by the worker that got it, and is counted once."""
+        driver, violations, counted = self.driver, Violations(), list[int]()
+        for name, model in self.models.items():
+            dealt = [slot for leg in driver.dealt.values() for slot in leg.get(name, [])]
+            if model.slots != (dealt if name not in self.checker.dead else dealt[: len(model.slots)]):
+                violations.add("I1 slots", f"{name} was dealt {dealt} and learned {model.slots}")
+            counted += driver.kept.get(name, dealt)
+        if len(set(counted)) < len(counted):
+            twice = next(slot for slot, count in Counter(counted).items() if count > 1)
+            violations.add("I1 slots", f"slot {twice} is counted more than once")
+        if not len(counted) == driver.done == driver.rows == driver.total or abs(driver.loss - driver.done) > 1e-6:
+            told = f"{driver.done} slots of {driver.total} are counted, {driver.rows} rows, a loss of {driver.loss:g}"
+            violations.add("I1 slots", f"{told}; {len(counted)} were dealt and are kept")
+        if missing := driver.unseen(counted):
+            violations.add("I1 slots", f"slot {missing[0]} was left out: later passes have begun")
+        return violations
+
+    def _distance(self) -> float:
+        models = np.stack([model.weights for model in self.models.values()]).astype(np.float64)
+        return float(np.linalg.norm(models - models.mean(0)))
+
+    def _nearer(self, first: float) -> list[Violation]:
+        """No model diverges; if no worker learns or dies, models converge."""
+        plan, last = self.plan, self._distance()
+        if (farthest := max(float(np.abs(model.weights).max()) for model in self.models.values())) > RUNAWAY:
+            return [Violation("consensus", f"a model ran away: {farthest:g}")]
+        means = plan.legs * plan.rounds
+        if plan.learns or plan.dying or means < MANY:
+            return []
+        self.counts["came nearer"] += 1
+        most = first * (0.9 if means >= 2 * MANY else 1.0)
+        return [] if last <= most else [Violation("consensus", f"the distance was {first:g} and is {last:g}")]
+
+    def crash(self, fault: Fault) -> bool:
+        self.checker.crash(fault.who)
+        self.world.crash(fault.who)
+        return True
+
+    def restart(self, name: str) -> None:
+        """No worker restarts; the controller hears of its end."""
+        self.driver.ended(name)
+
+    def carry_out(self, fault: Fault, until: int) -> bool:
+        raise ValueError(f"no fault {fault.kind!r}")
+
+    def heal(self) -> None: ...
+
+    def _after_event(self, name: str) -> None:
+        if name in self.nodes:
+            self.checker.see(name)
+        else:
+            self.driver.look()
+
+    def _says(self, sender: str, to: str, message: Message) -> None:
+        self._count_message(sender, to, message)
+        self._words[sender] += 1
+        for fault in self.plan.faults:
+            if fault.kind == "crash" and fault.who == sender and self._words[sender] == fault.rate + 1 > 1:
+                for other in [HOME, *self.nodes]:  # it is cut off in the middle of what it says
+                    self.world.weather.cuts[sender, other] = _FOREVER
+                self.world.at(self.world.now, partial(self._crash_in_mid_exchange, fault))
+
+    def _crash_in_mid_exchange(self, fault: Fault) -> None:
+        if fault.who in self.world.hosts:
+            self.counts["fault: crash in mid exchange"] += 1
+            self.crash(fault)
+            self.nemesis.bring_back([fault.who], self.world.now + fault.lasts * MILLISECOND)
+
+    def _count_message(self, sender: str, to: str, message: Message) -> None:
+        match message:
+            case Reached(lacks=True):
+                self.counts["asked for an offer again"] += 1
+            case Meet(number):
+                self.counts["asked to meet again"] += (sender, number) in self._asked
+                self._asked.add((sender, number))
+                part = self.nodes[to].part
+                if isinstance(part, Pairwise) and part.asked is not None and part.asked.name == sender:
+                    self.counts["both asked each other at once"] += 1
+            case MeetReply():
+                part = self.nodes[sender].part
+                if isinstance(part, Pairwise) and part.answered[to][1] is None:
+                    self.counts["not now"] += 1
+            case Offer(leg):
+                self.counts["offers of the next leg came first"] += leg > self.nodes[to].part.leg
 
 
 GOSSIP = Scenario(

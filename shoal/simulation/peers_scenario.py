@@ -19,8 +19,8 @@ are equal to the last bit, or something was lost or added twice.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -30,7 +30,7 @@ from shoal.data.slots import Slots
 from shoal.limits import MILLISECOND, SECOND
 from shoal.schedule.stop_rules import StopRules
 from shoal.simulation.faults import Fault, SeedPlan, by_time, draw_scale
-from shoal.simulation.scenarios import Scenario, Verdict, Violation, Violations, counters, judge
+from shoal.simulation.scenarios import Scenario, Verdict, Violations, counters, judge
 from shoal.simulation.world import World
 from shoal.strategies.peers.compute import Change, Floats, Keys
 from shoal.strategies.peers.leader import PeerFacts
@@ -70,15 +70,14 @@ class CountingReplica:
     def add(self, keys: Keys, values: Floats) -> None:
         np.add.at(self._weights, keys.astype(np.int64), values)
 
-    def snapshot(self) -> Floats:
+    def weights(self) -> Floats:
         return self._weights.copy()
+
+    snapshot = weights
 
     def restore(self, slab: Floats) -> None:
         self._weights = slab.copy()
         self._own = []
-
-    def weights(self) -> Floats:
-        return self._weights.copy()
 
 
 def loss_of(weights: Floats) -> tuple[float, Mapping[str, float | None]]:
@@ -97,8 +96,8 @@ class CountingLearner:
             owned=plan.send == "owned",
         )
         self.mesh, self.name, self.leaving = mesh, mesh.me.life, False
-        self._replica = CountingReplica(plan.slots)
-        self.node = PeerNode(mesh, self._replica, facts, loss_of, keys=plan.slots * PLACES, parts=PARTS)
+        self.replica = CountingReplica(plan.slots)
+        self.node = PeerNode(mesh, self.replica, facts, loss_of, keys=plan.slots * PLACES, parts=PARTS)
 
     @property
     def left(self) -> bool:
@@ -116,30 +115,19 @@ class CountingLearner:
         self.leaving = True
         self.node.leave()
 
-    @property
-    def model(self) -> Floats:
-        return self._replica.weights()
-
     def wrong(self) -> list[str]:
         """Where the weights differ from what the log says."""
         log, found = self.node.log, []
         asked = log.halt is not None and log.halt.why == ALONE
         if log.done != self._limit and not asked:
             found.append(f"{log.done} of {self._limit} slots are counted: {log.counted.runs}")
-        more = self._replica.weights().reshape(PLACES, -1) - self._expected()
+        more = self.replica.weights().reshape(PLACES, -1) - self._expected()
         if (more < 0).any():
             found.append(f"slots {np.unique((more < 0).nonzero()[1]).tolist()} are known of and not in the weights")
         twice, many = log.counts[TWICE], more.clip(min=0).sum() / PLACES
         if round(PLACES * many) != PLACES * twice:
             slots = np.unique((more > 0).nonzero()[1]).tolist()
             found.append(f"{many:g} slots too many are in the weights, {twice} are known of: {slots}")
-        return found
-
-    def happened(self) -> Counter[str]:
-        log = self.node.log
-        found = Counter({name: log.counts[name] for name in (TWICE, AGAIN)})
-        found["elections"] = len({one.by for one in log.judged}) - 1
-        found["words of owners"] = len(log.since)
         return found
 
     def _expected(self) -> Floats:
@@ -160,16 +148,6 @@ class CountingLearner:
                 for first, stop in one.slots:
                     expected[:, first:stop] += is_in[part_of[:, first:stop]]
         return expected
-
-    def describe(self) -> str:
-        node, log = self.node, self.node.log
-        out = {life: slots.runs for life, slots in log.out.items() if slots}
-        return (
-            f"leads={node.leads} ended={node.ended} may_go={node.may_go} done={log.done} "
-            f"halt={log.halt is not None} todo={node.compute.todo.size} "
-            f"running={node.compute.running is not None} out={out} judged={len(log.judged)} "
-            f"rested={list(log.rested)} unpublished={node.compute.unpublished.slots.size}"
-        )
 
 
 WEATHER = ("loss", "repeat", "slow")
@@ -218,7 +196,7 @@ class PeersScenario:
         for me in founders:
             self._add(Mesh(me, founders, timing=self.plan.timing))
         for fault in self.plan.faults:
-            self.world.at(fault.at * MILLISECOND, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+            self.world.at(fault.at * MILLISECOND, partial(self._strike, fault))
         self.world.at(self.plan.lasts * MILLISECOND, self._heal)
 
     def _who(self, name: str, number: int) -> p.Peer:
@@ -266,7 +244,7 @@ class PeersScenario:
         self._add_up(self.peers.pop(life))
         if told:
             for other in list(self.peers.values()):
-                self.world.at(self.world.now + MILLISECOND, lambda other=other: self._tell(other, life))  # type: ignore[misc]
+                self.world.at(self.world.now + MILLISECOND, partial(self._tell, other, life))
 
     def _tell(self, other: CountingLearner, life: str) -> None:
         """Report the end of a process, as the launcher does."""
@@ -309,9 +287,7 @@ class PeersScenario:
         for life in peer.mesh.members:
             other = self.peers.get(life)
             if other is not None and other.leads and peer.name in other.mesh.members:
-                found = Violation("lead", f"{' and '.join(sorted((peer.name, life)))} lead at once")
-                if found not in self.violations:
-                    self.violations.append(found)
+                self.violations.add("lead", f"{' and '.join(sorted((peer.name, life)))} lead at once")
 
     def _check_copies(self, mesh: Mesh) -> None:
         """It rejoins, so no other rule is broken: find copies that were made too soon."""
@@ -434,12 +410,8 @@ class PeersScenario:
         plan = self.plan
         alone = plan.slots * plan.took * MILLISECOND  # one may be left for all
         within = round(LIVE_WITHIN * max(1.0, plan.scale)) + alone
-        unheard = [
-            life
-            for peer in self.peers.values()
-            for life, one in peer.mesh.members.items()
-            if one.patient and not one.met and life not in self.peers
-        ]
+        members = [item for peer in self.peers.values() for item in peer.mesh.members.items()]
+        unheard = any(one.patient and not one.met and life not in self.peers for life, one in members)
         # Nobody can tell a founder that died from one that is late, if it never heard it.
         return within + (plan.timing.join_within if unheard else 0)
 
@@ -449,9 +421,7 @@ class PeersScenario:
         lives = list(self.peers)
         for peer in self.peers.values():
             mesh = peer.mesh
-            together = len(mesh.members) == len(lives) - 1 and all(
-                life in mesh.members for life in lives if life != peer.name
-            )
+            together = set(mesh.members) == set(lives) - {peer.name}
             if not together or not peer.settled or not mesh.has_model or mesh.broadcast.kept or mesh.broadcast.early:
                 return False
             if not mesh.is_quiet or not all(map(mesh.is_closed, mesh.gone)):
@@ -459,14 +429,18 @@ class PeersScenario:
         return True
 
     def _unsettled(self) -> str:
-        told = []
+        found = []
         for life, peer in self.peers.items():
-            mesh = peer.mesh
-            told.append(
+            mesh, node, log = peer.mesh, peer.node, peer.node.log
+            out = {other: slots.runs for other, slots in log.out.items() if slots}
+            found.append(
                 f"{life}: filled={mesh.has_model} quiet={mesh.is_quiet} kept={mesh.broadcast.kept} early={mesh.broadcast.early} "
-                f"{peer.describe()} members={list(mesh.members)} open={[g for g in mesh.gone if not mesh.is_closed(g)]}"
+                f"leads={node.leads} ended={node.ended} may_go={node.may_go} done={log.done} halt={log.halt is not None} "
+                f"todo={node.compute.todo.size} running={node.compute.running is not None} out={out} "
+                f"judged={len(log.judged)} rested={list(log.rested)} unpublished={node.compute.unpublished.slots.size} "
+                f"members={list(mesh.members)} open={[gone for gone in mesh.gone if not mesh.is_closed(gone)]}"
             )
-        return "not at rest: " + "; ".join(told)
+        return "not at rest: " + "; ".join(found)
 
     def _check(self) -> None:
         peers = [self.peers[life] for life in self._filled]
@@ -474,11 +448,13 @@ class PeersScenario:
             self.violations.add("live", "nobody has a model any more: all were put out by one another")
             return
         first = peers[0]
-        self.counts.update(first.happened())
+        log = first.node.log
+        self.counts.update({name: log.counts[name] for name in (TWICE, AGAIN)})
+        self.counts.update({"elections": len({one.by for one in log.judged}) - 1, "words of owners": len(log.since)})
         for peer in peers:
             if _version(peer) != _version(first):
                 self.violations.add("equal", f"versions: {peer.name} {_version(peer)}, {first.name} {_version(first)}")
-            if (differ := peer.model != first.model).any():
+            if (differ := peer.replica.weights() != first.replica.weights()).any():
                 self.violations.add("equal", f"{peer.name} and {first.name} differ in {differ.sum()} weights")
             for what in peer.wrong():
                 self.violations.add("once", f"{peer.name}: {what}")
@@ -525,10 +501,6 @@ class PeersPlan(SeedPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
         if random.random() < 0.1:
             faults += _hushed(plan, random)
         return replace(plan, faults=by_time(faults))
-
-    def __str__(self) -> str:
-        what = f"{self.slots} slots, {self.send}, {self.lasts} ms, told={self.told}"
-        return f"seed {self.seed}: {self.founders} peers, {what}, {self.described_faults()}"
 
 
 def _times(plan: PeersPlan, random: Random, most: int) -> list[int]:

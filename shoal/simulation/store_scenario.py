@@ -19,7 +19,14 @@ from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.worker import Worker
 from shoal.simulation import moves_driver
 from shoal.simulation import store_workload as workload
-from shoal.simulation.cluster import SimulatedCluster, calls_of, close_coroutines, pull_until_answered, servers_joined
+from shoal.simulation.cluster import (
+    SimulatedCluster,
+    calls_of,
+    client_counts,
+    close_coroutines,
+    pull_until_answered,
+    servers_joined,
+)
 from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.moves_driver import ElasticDriver
 from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, counters, judge
@@ -317,9 +324,8 @@ def _counters(run: StoreRun) -> Iterator[dict[str, int]]:
             yield {f"server: {what}": n for what, n in holding.counts.items()}
             if holding.primary is not None:
                 yield {f"server: {what}": n for what, n in holding.primary.counts.items()}
+    yield from client_counts(run.everyone)
     for worker in run.everyone:
-        yield {f"client: {what}": n for what, n in worker.client.session.counts.items()}
-        yield {"client: resent": worker.client.dispatcher.inflight.resent}
         yield {f"client: lists, {what}": n for what, n in worker.client.session.key_cache.counts.items()}
 
 

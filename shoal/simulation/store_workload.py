@@ -27,11 +27,11 @@ from shoal.keys import KeyList, Keys, Values
 from shoal.limits import MILLISECOND
 from shoal.nodes.worker import Worker
 from shoal.simulation.faults import FaultPlan
-from shoal.simulation.scenarios import Violation
+from shoal.simulation.scenarios import Violations
 from shoal.simulation.store_checker import delicate, slot_name
 from shoal.store.client.split import Layout
 from shoal.store.client.task import Task
-from shoal.tables import Dense, Sparse, Step, Table
+from shoal.tables import Dense, Sparse, Step
 from shoal.wire import messages as m
 
 TABLE = "model"
@@ -66,7 +66,6 @@ class SimulatedDealer:
         self._out: dict[int, list[str]] = {}
         self._copies = "second copies" in plan.habits
         self.done: set[int] = set()
-        self.twice: set[int] = set()  # slots that more than one worker had
         self.void = {slot for slot in range(plan.slots) if "void" in plan.habits and self._random.random() < 0.2}
         self._all = plan.slots
 
@@ -75,8 +74,8 @@ class SimulatedDealer:
         return len(self.done) == self._all
 
     def take(self, worker: str) -> int | None:
-        if self._again:
-            return self._deal(self._again.popleft(), worker)
+        if (slot := self.take_again(worker)) is not None:
+            return slot
         if self._copies and self._out and self._random.random() < 0.25:
             slot = self._random.choice(sorted(self._out))
             if worker not in self._out[slot]:
@@ -87,10 +86,7 @@ class SimulatedDealer:
         return self._deal(self._again.popleft(), worker) if self._again else None
 
     def _deal(self, slot: int, worker: str) -> int:
-        holders = self._out.setdefault(slot, [])
-        if holders or slot in self.twice:
-            self.twice.add(slot)
-        holders.append(worker)
+        self._out.setdefault(slot, []).append(worker)
         return slot
 
     def counted(self, slot: int) -> None:
@@ -101,7 +97,6 @@ class SimulatedDealer:
         for slot in sorted(self._out):
             if worker in self._out[slot]:
                 self._out[slot] = [holder for holder in self._out[slot] if holder != worker]
-                self.twice.add(slot)
                 if not self._out[slot]:
                     del self._out[slot]
                     self._again.append(slot)
@@ -354,31 +349,25 @@ NAME = "bystander"
 class BackgroundLoad:
     def __init__(self, plan: FaultPlan, segments: int) -> None:
         self.plan, self._random = plan, Random(f"{plan.seed}/bystander")
-        self.sent = self.acked = self.failed = 0
-        self.violations: list[Violation] = []
+        self.sent = self.acked = 0
+        self.violations = Violations()
         self.stopped = False
-        self.done = False
         self._span, self._pause = WIDTH * segments, 60 if plan.balance == "load" else 300
         hot = plan.balance == "load"  # it pushes to the first segment only, which is split for it
         self._keys: Keys = np.arange(0, WIDTH if hot else self._span, 1 if hot else WIDTH, dtype=np.uint64)
 
-    def spec(self) -> Table:
-        return Sparse(keys=self._span) if self.plan.dense else Dense(rows=self._span)
-
     async def life(self, worker: Worker, came_to_rest: Callable[[], bool]) -> None:
-        await self._create(worker)
+        while ASIDE not in worker.client.session.layouts:
+            await worker.sleep(50 * MILLISECOND)
+            spec = Sparse(keys=self._span) if self.plan.dense else Dense(rows=self._span)
+            with contextlib.suppress(ShoalError):  # too late an answer, or done by a former life
+                await worker.client.create(ASIDE, spec)
         while not self.stopped or not came_to_rest():
             await worker.sleep(self._random.randrange(20, self._pause) * MILLISECOND)
             await self._once(worker)
-        while not self.done:  # the last word
-            self.done = await self._look(worker)
+        while not await self._look(worker):  # the last word
             await worker.sleep(100 * MILLISECOND)
-
-    async def _create(self, worker: Worker) -> None:
-        while ASIDE not in worker.client.session.layouts:
-            await worker.sleep(50 * MILLISECOND)
-            with contextlib.suppress(ShoalError):  # too late an answer, or done by a former life
-                await worker.client.create(ASIDE, self.spec())
+        await worker.sleep(100 * MILLISECOND)
 
     async def _once(self, worker: Worker) -> None:
         if self._random.random() < 0.3:
@@ -388,7 +377,6 @@ class BackgroundLoad:
         try:
             await worker.client.push(ASIDE, self._keys, np.ones(len(self._keys), np.float32))
         except ShoalError:
-            self.failed += 1
             await worker.sleep(100 * MILLISECOND)
         else:
             self.acked += 1
@@ -401,5 +389,5 @@ class BackgroundLoad:
             return False
         if not ((least <= found) & (found <= self.sent)).all():
             what = f"the table aside has {found.tolist()}, acknowledged were {least} pushes of {self.sent}"
-            self.violations.append(Violation("I1 exactly once", what))
+            self.violations.add("I1 exactly once", what)
         return True

@@ -25,7 +25,7 @@ from shoal import limits
 from shoal.cluster import placement
 from shoal.data.datasets import Dataset
 from shoal.errors import Refused, ShoalError
-from shoal.events import Delayed, Evaluated, RunEvent, Stopped, Warned
+from shoal.events import Delayed, Evaluated, RunEvent, Warned
 from shoal.job import Job
 from shoal.keys import Values
 from shoal.limits import COORDINATOR, MILLISECOND, SECOND
@@ -47,7 +47,7 @@ from shoal.simulation.disk import SimulatedDisk
 from shoal.simulation.faults import Fault
 from shoal.simulation.moves_driver import ElasticDriver
 from shoal.simulation.reference import BlocksBegun, BlockTurn, PartHolders
-from shoal.simulation.scenarios import Violation
+from shoal.simulation.scenarios import Violations
 from shoal.simulation.training_plan import EVALUATOR, LAUNCHER, TrainingPlan, mixed, separate
 from shoal.simulation.world import SimulatedJournal, World
 from shoal.store.checkpoint import manifest as checkpoint
@@ -138,12 +138,10 @@ class TrainingNodes:
         else:
             self.on_broken(name, task.error)
 
-    def create_tables(self, launcher: Worker, servers: int, tally: bool = False, origin: Origin | None = None) -> Task:
+    async def create_tables(
+        self, launcher: Worker, servers: int, tally: bool = False, origin: Origin | None = None
+    ) -> None:
         """Creates the tables, with the count of every slot (``tally``), from ``origin``."""
-        return launcher.start(self._create(launcher, servers, tally, origin))
-
-    async def _create(self, launcher: Worker, servers: int, tally: bool, origin: Origin | None) -> None:
-        client = launcher.client
         await servers_joined(launcher, servers)
         specs = {TABLE: make_table(self.job, self.learner, self.per_pass)}
         if tally:
@@ -152,9 +150,9 @@ class TrainingNodes:
         for name, spec in specs.items():
             was = known.get(name)  # a group's checkpoint names tables as the group does
             if was is None or origin is None:
-                await client.create(name, spec)
+                await launcher.client.create(name, spec)
             else:
-                await client.create(name, spec, starts=was.starts, origin=str(origin[0]))
+                await launcher.client.create(name, spec, starts=was.starts, origin=str(origin[0]))
 
 
 MOST_EVENTS = 60_000
@@ -195,7 +193,6 @@ class TrainingWorld:
         self.told: list[RunEvent] = []
         # with the weights, if the evaluator is still there
         self.judged: list[tuple[Evaluated, Values | None]] = []
-        self.on_told: Callable[[RunEvent], None] = lambda event: None
         self.begun_with = 0  # slots that are in the checkpoint that this life was taken up from
         self.broken: dict[str, Exception] = {}  # processes that ended with an error
         self.leaving: dict[str, int] = {}  # workers that were asked to go, and of which life
@@ -221,6 +218,11 @@ class TrainingWorld:
         return list(tables[whole(TABLE, self.plan.group)].starts)
 
     @property
+    def evaluators(self) -> int:
+        """Lives of the evaluator."""
+        return sum(one.client.session.role == "evaluator" for one in self.nodes.everyone)
+
+    @property
     def over(self) -> bool:
         return self.scheduler.ended and all(
             task.done or name not in self.world.hosts for name, task in self.nodes.ends.items()
@@ -240,17 +242,16 @@ class TrainingWorld:
         launcher = self.nodes.client(LAUNCHER)
         if self.plan.group:
             self._start_scheduler()
-        made = self.nodes.create_tables(launcher, self.plan.servers, tally=True, origin=origin)
+        made = launcher.start(self.nodes.create_tables(launcher, self.plan.servers, tally=True, origin=origin))
         if not self.until(lambda: made.done, BEGINS_WITHIN) or made.error is not None:
             return False
         self.nodes.start_evaluator()
         for name in self.plan.worker_names:
             self.nodes.hire(self.local(name))
         if self.plan.seed % 3 == 0:  # not in all: it takes time
-            self.auditor = TrainingAudit(
-                self.nodes.client("auditor"), lambda: self.scheduler, self.plan, origin is not None
-            )
-            self.auditor.start()
+            auditor = self.nodes.client("auditor")
+            self.auditor = TrainingAudit(auditor, lambda: self.scheduler, self.plan, origin is not None)
+            auditor.start(self.auditor.life())
         return True
 
     def _scheduler(self) -> Scheduler:
@@ -290,7 +291,6 @@ class TrainingWorld:
             self.world.at(self.world.now, self._send_a_worker)
         self.elastic.told(event)
         self.delays.told(event)
-        self.on_told(event)
 
     def _send_a_worker(self) -> None:
         """Hires a worker for a run that lost its model after all workers had left."""
@@ -353,7 +353,7 @@ class TrainingWorld:
             self.nodes.hire(self.local(name))
             self.leaving.pop(name, None)
         if name == self.dealer:
-            self.delays.forget()
+            self.delays.delay = None
             ended, self._unheard = self._unheard, []
             for one in ended:
                 self.world.tell(name, one)
@@ -442,10 +442,6 @@ def paced(plan: TrainingPlan) -> Iterator[None]:
         yield
 
 
-def stopped(told: list[RunEvent]) -> str:
-    return next((event.why for event in told if isinstance(event, Stopped)), "")
-
-
 @dataclass(slots=True)
 class _PaceWatch:
     """One incarnation of a worker, by what it sent."""
@@ -462,7 +458,7 @@ class StalenessWatch:
 
     def __init__(self, world: World, max_delay: int | None) -> None:
         self._world, self._max_delay = world, max_delay
-        self.violations: list[Violation] = []
+        self.violations = Violations()
         self.checked = 0
         self._paces: dict[int, _PaceWatch] = {}
         # of a pull: clock, incarnation
@@ -486,18 +482,13 @@ class StalenessWatch:
             case m.Values():
                 self._answered(sender, to, message)
 
-    def _pace(self, name: str, incarnation: int, spell: int) -> _PaceWatch:
-        pace = self._paces.setdefault(incarnation, _PaceWatch(name))
-        if spell > pace.spell or (pace.parked and spell == pace.spell):
-            if spell > pace.spell:
-                pace.spell, pace.sent = spell, 0
-                pace.known_to.clear()
-            pace.parked = False
-        return pace
-
     def _pushed(self, sender: str, to: str, push: m.Push) -> None:
-        pace = self._pace(sender, push.incarnation, push.spell)
+        pace = self._paces.setdefault(push.incarnation, _PaceWatch(sender))
+        if push.spell > pace.spell:
+            pace.spell, pace.sent = push.spell, 0
+            pace.known_to.clear()
         if push.spell == pace.spell:
+            pace.parked = False
             pace.sent = max(pace.sent, push.step)
             self._steps[sender, to, push.request] = push.incarnation
         if push.pull and push.clock >= 0:
@@ -516,32 +507,26 @@ class StalenessWatch:
         for incarnation, pace in self._paces.items():
             known = incarnation in here and not pace.parked and sender in pace.known_to
             if incarnation != asker and known and pace.sent < clock - self._max_delay:
-                what = (
-                    f"{sender} answered {to} at clock {clock}, and {pace.name} has pushed up to step {pace.sent}: "
-                    f"max_delay is {self._max_delay}"
-                )
-                self.violations.append(Violation("P4 staleness", what))
+                behind = f"{pace.name} has pushed up to step {pace.sent}: max_delay is {self._max_delay}"
+                self.violations.add("P4 staleness", f"{sender} answered {to} at clock {clock}, and {behind}")
 
 
 class DelayWatch:
     def __init__(self) -> None:
-        self.violations: list[Violation] = []
+        self.violations = Violations()
         self.changes = 0
-        self._delay: int | None = 0
+        self.delay: int | None = 0  # None: unknown, since the scheduler restarted
 
     def told(self, event: RunEvent) -> None:
         if not isinstance(event, Delayed):
             return
-        before, self._delay = self._delay, event.max_delay
+        before, self.delay = self.delay, event.max_delay
         self.changes += 1
         if not 0 <= event.max_delay <= stragglers.LONGEST:
-            self.violations.append(Violation("P11 delay", f"{event.max_delay} steps, of at most {stragglers.LONGEST}"))
+            self.violations.add("P11 delay", f"{event.max_delay} steps, of at most {stragglers.LONGEST}")
         if before is not None and (event.waiting > stragglers.MOST_WAITING) != (event.max_delay > before):
             what = f"from {before} to {event.max_delay}, with {event.waiting:.0%} of the time waited"
-            self.violations.append(Violation("P11 delay", what))
-
-    def forget(self) -> None:
-        self._delay = None
+            self.violations.add("P11 delay", what)
 
 
 class PartsWatch:
@@ -609,13 +594,10 @@ class TrainingAudit:
         # In step mode a checkpoint is of a step, and of the count without what is in flight to it.
         self._restored_whole, self._resumed = plan.kind == "each", resumed
         self._last: tuple[tuple[int, int], Values] | None = None
-        self.violations: list[Violation] = []
+        self.violations = Violations()
         self.reads = 0
 
-    def start(self) -> None:
-        self._reader.start(self._life())
-
-    async def _life(self) -> None:
+    async def life(self) -> None:
         client = self._reader.client
         await self._reader.joined
         while True:
@@ -640,15 +622,16 @@ class TrainingAudit:
         self.reads += 1
         twice = np.flatnonzero(found > 1)
         if len(twice):
-            self._broken("I1 exactly-once", f"slots {twice[:6].tolist()} are counted more than once")
+            self.violations.add("I1 exactly-once", f"slots {twice[:6].tolist()} are counted more than once")
         missing = [slot for slot in counted if not found[slot]]
         restored = self._resumed or any(generations)
         if missing and (self._restored_whole or not restored):
-            self._broken("I3 real time", f"slots {missing[:6]} were counted before the pull began, and are not in it")
+            self.violations.add(
+                "I3 real time", f"slots {missing[:6]} were counted before the pull began, and are not in it"
+            )
         if self._last is not None and self._last[0] == generations and (found < self._last[1]).any():
             less = np.flatnonzero(found < self._last[1])
-            self._broken("I4 monotone", f"slots {less[:6].tolist()} were read before, and are not there any more")
+            self.violations.add(
+                "I4 monotone", f"slots {less[:6].tolist()} were read before, and are not there any more"
+            )
         self._last = generations, found
-
-    def _broken(self, rule: str, what: str) -> None:
-        self.violations.append(Violation(rule, what))

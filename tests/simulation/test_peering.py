@@ -105,7 +105,7 @@ def test_what_is_in_some_parts_of_the_weights_hides_nothing_else() -> None:
     assert run.verdict().violations == []
     learner = run.peers["worker-0.1"]
     assert isinstance(learner, CountingLearner)
-    book, replica = learner.node.log, learner._replica
+    book, replica = learner.node.log, learner.replica
     # One that died had learned from two slots again, and only the owner of the first part has told so.
     learner.mesh.gone["ann"] = "killed"
     book.open["ann"] = [Contribution(1, [(3, 5)], 2, 0.0)]

@@ -97,8 +97,6 @@ class SeedPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tru
 
 
 class FaultPlan(SeedPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """The plan of a cluster with servers."""
-
     servers: int = 1
     copies: int = 1
     workers: int = 1
@@ -491,7 +489,6 @@ class Nemesis:
         world.counts[f"fault: {fault.kind}" + (f" {role}" if named else "")] += 1
 
     def bring_back(self, names: list[str], at: int) -> None:
-        """Restart these processes at that time."""
         self._away += len(names)
         for name in names:
             self._world.at(at, partial(self._back, name))

@@ -238,7 +238,6 @@ class GossipDriver:
         self._set_off(self.controller.begin(self._now()))
 
     def ended(self, name: str) -> None:
-        """A worker's process has ended; ignored during an evaluation."""
         self._ended.append(name)
         if not self._pausing:
             self.look()

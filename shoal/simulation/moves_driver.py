@@ -35,7 +35,6 @@ from msgspec.structs import replace
 from shoal.cluster import rebalance
 from shoal.events import End, Event, Handed, RunEvent
 from shoal.limits import COORDINATOR, MILLISECOND, SECOND
-from shoal.nodes.drainable import DrainableNode
 from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.faults import STRAGGLING, Fault, FaultPlan, FaultTarget, Nemesis, Stragglers, by_time, one_by_one
 from shoal.simulation.scenarios import Violation, Violations
@@ -126,9 +125,8 @@ class ElasticDriver:
         server = self.cluster.servers.get(name)
         if host is None or name in self._leaving or server is None or not server.member.joined:
             return False  # an end before joining says nothing of the former life
-        if not any(
-            other in self.world.hosts and other not in self._leaving for other in self.cluster.servers if other != name
-        ):
+        others = self.cluster.servers.keys() & self.world.hosts.keys() - self._leaving.keys() - {name}
+        if not others:
             return False  # the last one cannot go
         leaving = self._leaving[name] = LeavingServer(name, host.life, how, back, rolls)
         self._urge(leaving)
@@ -160,20 +158,16 @@ class ElasticDriver:
     def after_event(self, name: str) -> None:
         if name == COORDINATOR:
             self._see_moves()
-        elif (
-            (drainable := self.cluster.drainables.get(name)) is not None and drainable.end and name in self.world.hosts
-        ):
-            self._ended(drainable)
-
-    def _ended(self, drainable: DrainableNode) -> None:
-        """End a process that was released, or refused by the coordinator."""
+        drainable = self.cluster.drainables.get(name)
+        if drainable is None or not drainable.end or name not in self.world.hosts:
+            return
         if drainable.end == "released":
-            self._released(drainable.name)
+            self._released(name)
             return
         self.world.counts[f"servers that ended: {drainable.end}"] += 1
-        if drainable.end != "refused":  # the only end in these plans
-            self.violations.add("I13 live", f"{drainable.name} was {drainable.end}: {drainable.why}")
-        self.cluster.start_again(drainable.name)
+        if drainable.end != "refused":  # by the coordinator: the only other end in these plans
+            self.violations.add("I13 live", f"{name} was {drainable.end}: {drainable.why}")
+        self.cluster.start_again(name)
 
     def _released(self, name: str) -> None:
         person = self.cluster.coordinator.roster.people.get(name)
@@ -338,8 +332,9 @@ RUSHED = 0.2  # of all plans
 LONGEST_WAIT = 30  # milliseconds from a stage to the fault; another stage may be reached by then
 
 
-_FREEZES = one_by_one("freeze", [1, 2, 3], [300, 1_500, 6_000], lambda plan: plan.names)  # of clocks
-_SLUGGISH = one_by_one("sluggish", [1, 2, 3], [200, 1_000, 4_000])  # a disk is slow
+# clocks stop; a disk is slow
+_FREEZES = one_by_one("freeze", [1, 2, 3], [300, 1_500, 6_000], lambda plan: plan.names)
+_SLUGGISH = one_by_one("sluggish", [1, 2, 3], [200, 1_000, 4_000])
 
 
 def draw(seed: int) -> FaultPlan:

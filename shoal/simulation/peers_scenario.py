@@ -45,8 +45,6 @@ ALONE = "the last peer was asked to leave"  # an early end
 
 
 class CountingReplica:
-    """All weights, and our own slots that are not published yet."""
-
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._weights = np.zeros(slots * PLACES, np.float32)
@@ -216,9 +214,8 @@ class PeersScenario:
         ways = [(life, f"memory:{life}") for life in through]
         mesh = Mesh(self._who(name, self._numbers), through=ways, timing=self.plan.timing)
         self._add(mesh)
-        self.world.at(
-            self.world.now + round(ANSWER_WITHIN * max(1.0, self.plan.scale)), lambda: self._still_alone(mesh)
-        )
+        within = round(ANSWER_WITHIN * max(1.0, self.plan.scale))
+        self.world.at(self.world.now + within, lambda: self._still_alone(mesh))
 
     def _still_alone(self, mesh: Mesh) -> None:
         """Restart a lone newcomer through a member, as its user would."""
@@ -294,9 +291,8 @@ class PeersScenario:
         told = [(one.heard, one.copied) for one in mesh.members.values() if one.has_model]
         for life, one in mesh.members.items():
             if self._entered[mesh.me.life][life] and is_cut_short(mesh.heard, one.copied, told, mesh.gone):
-                self.violations.add(
-                    "copied", f"{life} adopted what {mesh.me.life}, which had a model and entered it, had not heard"
-                )
+                what = f"{life} adopted what {mesh.me.life}, which had a model and entered it, had not heard"
+                self.violations.add("copied", what)
 
     def _strike(self, fault: Fault) -> None:
         world, lives = self.world, list(self.peers)
@@ -459,10 +455,8 @@ class PeersScenario:
             for what in peer.wrong():
                 self.violations.add("once", f"{peer.name}: {what}")
             for life, number in self._closed[peer.name].items():
-                if first.mesh.heard.get(life, 0) != number:
-                    self.violations.add(
-                        "closed", f"{peer.name}: {life} was closed at {number}: {first.mesh.heard.get(life)}"
-                    )
+                if (heard := first.mesh.heard.get(life, 0)) != number:
+                    self.violations.add("closed", f"{peer.name}: {life} was closed at {number}: {heard}")
 
 
 def _version(peer: CountingLearner) -> dict[str, int]:

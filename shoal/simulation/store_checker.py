@@ -22,7 +22,7 @@ from shoal.events import Begin, End, Event, Note
 from shoal.keys import Values
 from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.faults import FaultPlan
-from shoal.simulation.scenarios import Violation
+from shoal.simulation.scenarios import Violation, Violations
 from shoal.store.server.segment_state import SegmentState
 from shoal.tables import Step
 from shoal.wire import messages as m
@@ -130,10 +130,8 @@ def _account(
             sent, acked = np.minimum(sent, 1), np.minimum(acked, 1)
         if (ghosts := np.argwhere(seen > sent)).size:
             segment, column = ghosts[0]
-            what = (
-                f"{pull} saw {seen[segment, column]} of column {column} in segment {segment}, sent were {sent[column]}"
-            )
-            yield Violation("I2 no ghosts", what)
+            what = f"saw {seen[segment, column]} of column {column} in segment {segment}, sent were {sent[column]}"
+            yield Violation("I2 no ghosts", f"{pull} {what}")
             return
         if (missing := np.argwhere(seen < acked)).size:
             segment, column = missing[0]
@@ -158,9 +156,7 @@ def _staleness(
                 for step in range(floor + 1, pull.begin.clock - delay + 1):
                     slot, sent = worker.steps.get(step, (-1, NEVER))
                     if sent > pull.end.time:
-                        yield Violation(
-                            "I5 staleness", f"{pull} did not wait for {worker.name}, which had not sent step {step}"
-                        )
+                        yield Violation("I5 staleness", f"{pull} did not wait for step {step} of {worker.name}")
                         return
                     if slot not in void and any(row[slot] == 0 for row in pull.end.seen):
                         yield Violation("I5 staleness", f"{pull} misses step {step} of {worker.name} (slot {slot})")
@@ -261,7 +257,7 @@ _ROOM = 8_000
 class OwnershipChecker:
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster, self._world = cluster, cluster.world
-        self.violations: list[Violation] = []
+        self.violations = Violations()
         self._pushes: dict[int, m.Push] = {}  # by request
         self._first_view: dict[tuple[int, int], int] = {}  # by which a push was first split
         # by table and first key: epoch, owner
@@ -286,8 +282,7 @@ class OwnershipChecker:
 
     def _append(self, sender: str, to: str, append: m.Append) -> None:
         """I12: changes that wait for a copy are bounded."""
-        server = self._cluster.servers.get(sender)
-        holding = server.tables.get(append.table) if server is not None else None
+        holding = self._cluster.holding(sender, append.table)
         link = holding.log.links.get(to) if holding is not None else None
         if holding is None or link is None:
             return
@@ -301,23 +296,21 @@ class OwnershipChecker:
             self._too_much(f"{sender} has to tell {to} {max(said.values())} times what one worker did once")
 
     def _appended(self, sender: str, appended: m.Appended) -> None:
-        server = self._cluster.servers.get(sender)
-        holding = server.tables.get(appended.table) if server is not None else None
+        holding = self._cluster.holding(sender, appended.table)
         for (primary, _), follow in holding.backups.by_primary.items() if holding is not None else ():
             if follow.waits > limits.COPIES_HELD + 2 * _ROOM:
                 self._too_much(f"{follow.waits:,} bytes of changes of {primary} wait at {sender} for their segments")
 
     def _too_much(self, what: str) -> None:
         if not any(one.rule == "I12 bounded" for one in self.violations):
-            self.violations.append(Violation("I12 bounded", what))
+            self.violations.add("I12 bounded", what)
 
     def _counted(self, sender: str, answer: m.Counted) -> None:
         push = self._pushes.get(answer.request)
-        server = self._cluster.servers.get(sender)
-        if push is None or server is None or sender in self._world.twins or push.table not in server.tables:
+        holding = None if push is None else self._cluster.holding(sender, push.table)
+        if push is None or holding is None or sender in self._world.twins:
             return
-        placed = server.tables[push.table].placed
-        places = placed.places
+        placed, places = holding.placed, holding.placed.places
         for segment in range(push.first, min(push.last + 1, len(places))):
             place = places[segment]
             if place.servers[:1] != [sender] or place.since > push.view:  # it was another owner's
@@ -336,7 +329,7 @@ class OwnershipChecker:
             return
         elif epoch == highest:
             what = f"{server} and {owner} have both acknowledged for the segment from key {start} in epoch {epoch}"
-            self.violations.append(Violation("I7 one owner", what))
+            self.violations.add("I7 one owner", what)
         elif (found := self._cluster.part_from(owner, push.table, start)) is not None:
             part, segment = found
             self._world.counts["rare: told by a deposed server"] += 1
@@ -344,10 +337,9 @@ class OwnershipChecker:
                 return  # its client is gone, and with it what is known of its pushes
             if not _has(part, segment, push):
                 what = (
-                    f"{server} acknowledged push ({push.stream}, {push.number}) for segment {segment} by epoch {epoch}, "
-                    f"{owner} had it by epoch {highest} and has not counted it"
+                    f"{server} acknowledged push ({push.stream}, {push.number}) for segment {segment} by epoch {epoch}"
                 )
-                self.violations.append(Violation("I7 one owner", what))
+                self.violations.add("I7 one owner", f"{what}, {owner} owned it by epoch {highest} and lacks the push")
 
 
 def _has(part: SegmentState, segment: int, push: m.Push) -> bool:
@@ -367,9 +359,7 @@ def differences(cluster: SimulatedCluster) -> Iterator[Violation]:
             for name in place.servers:
                 part = cluster.part(name, table.number, segment)
                 if part is None:
-                    yield Violation(
-                        "I8 copies agree", f"{name} has nothing of segment {segment}, whose copy it should be"
-                    )
+                    yield Violation("I8 copies agree", f"{name} has no copy of segment {segment}, and should have one")
                 else:
                     parts[name] = part
             if len({part.digest(segment) for part in parts.values()}) > 1 and (told := _told(parts, segment, live)):

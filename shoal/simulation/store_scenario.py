@@ -185,9 +185,8 @@ class StoreRun:
         random = Random(f"{self.plan.seed}/{name}/{self._life}")
         if self.plan.kind == "clients":
             column = int(name.rpartition("-")[2])
-            life = worker.start(
-                workload.client_life(worker, self.recorder, column, self.pushed.setdefault(name, [0]), random)
-            )
+            pushed = self.pushed.setdefault(name, [0])
+            life = worker.start(workload.client_life(worker, self.recorder, column, pushed, random))
         else:
             if self.plan.kind == "step":
                 hand = worker.start(workload.returned_slots_life(worker, self.recorder, self.dealer, random))

@@ -66,10 +66,6 @@ class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True
         return self.kind == "each"
 
     @property
-    def rows(self) -> int:
-        return self.batch * (self.slots_per_pass or 1)
-
-    @property
     def worker_names(self) -> list[str]:
         return [member_name(f"worker-{i}", self.group) for i in range(self.workers)]
 

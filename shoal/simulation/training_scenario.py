@@ -212,10 +212,9 @@ class TrainingChecker:
 
     @property
     def _may_have_more(self) -> bool:
-        """Slots may be in the model, but not yet in the journal of a scheduler that ended.
+        """Slots may be in the model, but not in the journal of a scheduler that ended.
 
-        They are assigned again and found counted, unless the run ends within an epoch, with other
-        slots of it.
+        They are found counted later, unless the run ends within an epoch without them.
         """
         return self.work.step is None and (self.run.scheduler._resumed or self.rolled_back)
 

@@ -10,7 +10,7 @@ out; ``training_scenario`` says what must hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -88,7 +88,6 @@ class TrainingNodes:
         self._lives = 0
 
     def hire(self, name: str) -> Trainer:
-        """Start a new life of a worker, by its name within the group."""
         trainer = self.trainer(name)
         self.trainers[trainer.worker.name] = trainer
         self.ends[trainer.worker.name] = trainer.start()
@@ -96,11 +95,9 @@ class TrainingNodes:
         return trainer
 
     def trainer(self, name: str) -> Trainer:
-        number = name.rpartition("-")[2]
-        worker = self._worker(name, "worker")
-        return make_trainer(
-            self.job, worker, self.dataset.train, self.cache, number=int(number) if number.isdecimal() else 0
-        )
+        last, worker = name.rpartition("-")[2], self._worker(name, "worker")
+        number = int(last) if last.isdecimal() else 0
+        return make_trainer(self.job, worker, self.dataset.train, self.cache, number=number)
 
     def start_evaluator(self) -> Evaluator:
         worker = self._worker(EVALUATOR, "evaluator")
@@ -123,7 +120,6 @@ class TrainingNodes:
         return worker
 
     def after_event(self, name: str) -> None:
-        """End processes that have finished."""
         task = self.ends.get(name)
         if task is None or not task.done or name not in self.world.hosts:
             return
@@ -219,14 +215,12 @@ class TrainingWorld:
 
     @property
     def evaluators(self) -> int:
-        """Lives of the evaluator."""
         return sum(one.client.session.role == "evaluator" for one in self.nodes.everyone)
 
     @property
     def over(self) -> bool:
-        return self.scheduler.ended and all(
-            task.done or name not in self.world.hosts for name, task in self.nodes.ends.items()
-        )
+        ends = self.nodes.ends.items()
+        return self.scheduler.ended and all(task.done or name not in self.world.hosts for name, task in ends)
 
     def local(self, name: str) -> str:
         return name.removeprefix(f"{self.plan.group}/") if self.plan.group else name
@@ -277,9 +271,8 @@ class TrainingWorld:
         """How long a node computes: a worker up to what the plan says, all others briefly."""
         if name not in self.nodes.trainers:
             return nanoseconds
-        return self.elastic.stragglers.takes(
-            name, nanoseconds * self.plan.think * MILLISECOND // self.world.computing[1]
-        )
+        nanoseconds = nanoseconds * self.plan.think * MILLISECOND // self.world.computing[1]
+        return self.elastic.stragglers.takes(name, nanoseconds)
 
     def _told(self, event: RunEvent) -> None:
         self.told.append(event)
@@ -428,17 +421,16 @@ def data_of(plan: TrainingPlan) -> Dataset:
 @contextmanager
 def paced(plan: TrainingPlan) -> Iterator[None]:
     """Adapts the pace to short runs: few slots at a time, and computing takes time."""
-    with ExitStack() as stack:
-        window = mock.patch.multiple(stragglers, FEWEST=1, WINDOW=100 * MILLISECOND, SETTLING=30 * MILLISECOND)
-        stack.enter_context(window)
-        stack.enter_context(mock.patch.object(stragglers, "LONGEST", 3))  # some runs reach it
-        slow = mock.patch.multiple(training, _FIRST=plan.ahead, _SOON=10 * MILLISECOND, _LATER=100 * MILLISECOND)
-        stack.enter_context(slow)
-        stack.enter_context(mock.patch.object(evaluating, "_ASK", 80 * MILLISECOND))
+    inline = limits.INLINE_ELEMENTS if "inline" in plan.habits else -1
+    with (
+        mock.patch.multiple(stragglers, FEWEST=1, WINDOW=100 * MILLISECOND, SETTLING=30 * MILLISECOND),
+        mock.patch.object(stragglers, "LONGEST", 3),  # some runs reach it
+        mock.patch.multiple(training, _FIRST=plan.ahead, _SOON=10 * MILLISECOND, _LATER=100 * MILLISECOND),
+        mock.patch.object(evaluating, "_ASK", 80 * MILLISECOND),
         # Fewer segments are fewer messages and files: a checkpoint is there before the run is over.
-        stack.enter_context(mock.patch.object(placement, "SEGMENTS_PER_SERVER", 2))
-        if "inline" not in plan.habits:
-            stack.enter_context(mock.patch.object(limits, "INLINE_ELEMENTS", -1))
+        mock.patch.object(placement, "SEGMENTS_PER_SERVER", 2),
+        mock.patch.object(limits, "INLINE_ELEMENTS", inline),
+    ):
         yield
 
 
@@ -574,9 +566,8 @@ class PartsWatch:
                 self._note(turn, (self.life, lane.client.session.view.generation), self._began[one])
             return push
 
-        with ExitStack() as stack:
-            stack.enter_context(mock.patch.multiple(BlockProximal, _begin=begun, _iterate=iterated))
-            stack.enter_context(mock.patch.object(algorithm, "is_newer", looked))
+        patched = mock.patch.multiple(BlockProximal, _begin=begun, _iterate=iterated)
+        with patched, mock.patch.object(algorithm, "is_newer", looked):
             yield
 
     def _note(self, turn: BlockTurn, past: tuple[int, int], began: BlocksBegun) -> None:
@@ -626,12 +617,8 @@ class TrainingAudit:
         missing = [slot for slot in counted if not found[slot]]
         restored = self._resumed or any(generations)
         if missing and (self._restored_whole or not restored):
-            self.violations.add(
-                "I3 real time", f"slots {missing[:6]} were counted before the pull began, and are not in it"
-            )
+            self.violations.add("I3 real time", f"slots {missing[:6]} were counted before the pull, and are not in it")
         if self._last is not None and self._last[0] == generations and (found < self._last[1]).any():
             less = np.flatnonzero(found < self._last[1])
-            self.violations.add(
-                "I4 monotone", f"slots {less[:6].tolist()} were read before, and are not there any more"
-            )
+            self.violations.add("I4 monotone", f"slots {less[:6].tolist()} were read before, and are gone")
         self._last = generations, found

@@ -13,6 +13,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -148,7 +149,6 @@ class World:
             journal.writing.clear()
 
     def written(self, name: str) -> list[bytes]:
-        """What the disk kept of a node's journal."""
         return list(self.journals.get(name, SimulatedJournal()).durable)
 
     def end(self, name: str) -> None:
@@ -192,7 +192,6 @@ class World:
             self._feed(host, event)
 
     def carry_out(self, name: str, effects: list[e.Effect]) -> None:
-        """Carries out effects in a node's name; does nothing if the node is gone."""
         if (host := self.hosts.get(name)) is not None:
             for effect in effects:
                 self._carry_out(host, effect)
@@ -207,7 +206,6 @@ class World:
         return self.hosts.get(name) is host or self.twins.get(name) is host
 
     def _feed(self, host: SimulatedHost, event: e.Event) -> None:
-        """Feeds one event to a node and carries out its effects."""
         if not self._is_here(host):
             return
         if host.paused_until > self.now:
@@ -340,7 +338,7 @@ class World:
             self.counts["network: very late"] += late
             delays.append(self._delay(sender, to) + (random.randrange(20 * SECOND) if late else 0))
         for delay in delays:
-            self._deliver(sender, to, header, frames, delay)
+            self.at(self.now + delay, partial(self._arrive, sender, to, header, frames))
             if (tracked := self._tracked.get(type(message))) is not None:
                 tracked.append((self.now + delay, sender, to, message))
 
@@ -360,20 +358,18 @@ class World:
             delay *= 100
         return delay
 
-    def _deliver(self, sender: str, to: str, header: bytes, frames: Frames, delay: int) -> None:
-        def arrive() -> None:
-            host = self.hosts.get(to)
-            if self.twins and to in self.twins and (host is None or self._network.random() < 0.5):
-                host = self.twins[to]
-            if host is not None:
-                try:
-                    message, arrays = decode(header, frames)
-                except WireError:  # as the transports do: it is dropped, and counted
-                    self.counts["network: dropped"] += 1
-                    return
-                self._feed(host, e.Received(sender, message, arrays))
-
-        self.at(self.now + delay, arrive)
+    def _arrive(self, sender: str, to: str, header: bytes, frames: Frames) -> None:
+        host = self.hosts.get(to)
+        if to in self.twins and (host is None or self._network.random() < 0.5):
+            host = self.twins[to]
+        if host is None:
+            return
+        try:
+            message, arrays = decode(header, frames)
+        except WireError:  # as the transports do: it is dropped, and counted
+            self.counts["network: dropped"] += 1
+            return
+        self._feed(host, e.Received(sender, message, arrays))
 
     def _corrupted(self, header: bytes, frames: Frames) -> tuple[bytes, Frames]:
         """One bit of the header or of an array is flipped, or the last array is cut short."""

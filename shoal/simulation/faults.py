@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from random import Random
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -236,39 +236,32 @@ def _straggler(plan: FaultPlan, random: Random, name: str) -> Fault:
     return Fault("stall", random.randrange(plan.lasts // 2), random.choice([500, 2_000, 6_000]), name)
 
 
+def times(plan: FaultPlan, random: Random, counts: list[int]) -> Iterator[int]:
+    """Draws each time when it is asked for, after all of the fault before it."""
+    for _ in range(random.choice(counts)):
+        yield random.randrange(plan.lasts)
+
+
 def _some(plan: FaultPlan, random: Random) -> list[int]:
-    return [random.randrange(plan.lasts) for _ in range(random.choice([1, 2, 3]))]
+    return list(times(plan, random, [1, 2, 3]))
 
 
 def _rate(kind: str, rates: list[float]) -> Family:
     return lambda plan, random: [Fault(kind, lasts=plan.lasts, rate=random.choice(rates))]
 
 
-def _strikes(kind: str, lasts: list[int], names: Callable[[FaultPlan], list[str]] | None = None) -> Family:
-    """One to three faults of a kind; of the coordinator, unless there are names."""
+def strikes(
+    kind: str, lasts: list[int], names: Callable[[FaultPlan], list[str]] | None = None, counts: list[int] | None = None
+) -> Family:
+    """Some faults of a kind, of the coordinator, unless there are names."""
 
     def draw(plan: FaultPlan, random: Random) -> list[Fault]:
         return [
             Fault(kind, at, random.choice(lasts), random.choice(names(plan)) if names else "coordinator")
-            for at in _some(plan, random)
+            for at in (times(plan, random, counts) if counts else _some(plan, random))
         ]
 
     return draw
-
-
-def one_by_one(
-    kind: str, counts: list[int], lasts: list[int], names: Callable[[FaultPlan], list[str]] | None = None
-) -> Family:
-    """Faults as ``_strikes`` draws them, but all of one fault is drawn before the next."""
-    return lambda plan, random: [
-        Fault(
-            kind,
-            random.randrange(plan.lasts),
-            random.choice(lasts),
-            random.choice(names(plan)) if names else "coordinator",
-        )
-        for _ in range(random.choice(counts))
-    ]
 
 
 def _repeat(plan: FaultPlan, random: Random) -> list[Fault]:
@@ -388,17 +381,17 @@ DRAW: dict[str, Family] = {
     "partition": _partition,
     "server partition": _server_partition,
     "swizzle": _swizzle,
-    "pause": _strikes("pause", [100, 1_000, 3_000, 8_000], lambda plan: plan.names),
+    "pause": strikes("pause", [100, 1_000, 3_000, 8_000], lambda plan: plan.names),
     # about long enough to be removed
-    "server pause": _strikes("pause", [1_500, 3_000, 6_000, 9_000], lambda plan: plan.server_names),
-    "crash": _strikes("crash", [0, 500, 3_000, 7_000], lambda plan: plan.worker_names),
+    "server pause": strikes("pause", [1_500, 3_000, 6_000, 9_000], lambda plan: plan.server_names),
+    "crash": strikes("crash", [0, 500, 3_000, 7_000], lambda plan: plan.worker_names),
     "server crash": _server_crash,
-    "coordinator": _strikes("crash", [0, 300, 2_000, 6_000]),  # it returns with its journal
-    "full disk": _strikes("full", [200, 1_500, 4_000]),
+    "coordinator": strikes("crash", [0, 300, 2_000, 6_000]),  # it returns with its journal
+    "full disk": strikes("full", [200, 1_500, 4_000]),
     "drift": _drift,
     "rogue": _rogue,
     # a second process under a name that is in use
-    "twin": one_by_one("twin", [1, 2], [500, 3_000, 6_000], _doubled_names),
+    "twin": strikes("twin", [500, 3_000, 6_000], _doubled_names, [1, 2]),
 }
 
 

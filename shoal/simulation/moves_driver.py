@@ -36,7 +36,17 @@ from shoal.cluster import rebalance
 from shoal.events import End, Event, Handed, RunEvent
 from shoal.limits import COORDINATOR, MILLISECOND, SECOND
 from shoal.simulation.cluster import SimulatedCluster
-from shoal.simulation.faults import STRAGGLING, Fault, FaultPlan, FaultTarget, Nemesis, Stragglers, by_time, one_by_one
+from shoal.simulation.faults import (
+    STRAGGLING,
+    Fault,
+    FaultPlan,
+    FaultTarget,
+    Nemesis,
+    Stragglers,
+    by_time,
+    strikes,
+    times,
+)
 from shoal.simulation.scenarios import Violation, Violations
 from shoal.wire import messages as m
 
@@ -333,8 +343,8 @@ LONGEST_WAIT = 30  # milliseconds from a stage to the fault; another stage may b
 
 
 # clocks stop; a disk is slow
-_FREEZES = one_by_one("freeze", [1, 2, 3], [300, 1_500, 6_000], lambda plan: plan.names)
-_SLUGGISH = one_by_one("sluggish", [1, 2, 3], [200, 1_000, 4_000])
+_FREEZES = strikes("freeze", [300, 1_500, 6_000], lambda plan: plan.names, [1, 2, 3])
+_SLUGGISH = strikes("sluggish", [200, 1_000, 4_000], counts=[1, 2, 3])
 
 
 def draw(seed: int) -> FaultPlan:
@@ -437,16 +447,11 @@ def _ambushes(plan: FaultPlan, random: Random) -> list[Fault]:
 
 
 def _worker_cuts(plan: FaultPlan, random: Random) -> list[Fault]:
-    return [
-        Fault(
-            "cut",
-            random.randrange(plan.lasts),
-            random.choice([300, 1_500, 4_000]),
-            random.choice(plan.worker_names),
-            (random.choice(plan.server_names),),
-        )
-        for _ in range(random.choice([1, 2]))
-    ]
+    found = []
+    for at in times(plan, random, [1, 2]):
+        lasts, worker = random.choice([300, 1_500, 4_000]), random.choice(plan.worker_names)
+        found.append(Fault("cut", at, lasts, worker, (random.choice(plan.server_names),)))
+    return found
 
 
 def _one_way(plan: FaultPlan, random: Random) -> list[Fault]:

@@ -30,7 +30,7 @@ from shoal.data.slots import Slots
 from shoal.limits import MILLISECOND, SECOND
 from shoal.schedule.stop_rules import StopRules
 from shoal.simulation.faults import Fault, SeedPlan, by_time, draw_scale
-from shoal.simulation.scenarios import Scenario, Verdict, Violations, counters, judge
+from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violations, counters, judge
 from shoal.simulation.world import World
 from shoal.strategies.peers.compute import Change, Floats, Keys
 from shoal.strategies.peers.leader import PeerFacts
@@ -98,14 +98,6 @@ class CountingLearner:
         self.node = PeerNode(mesh, self.replica, facts, loss_of, keys=plan.slots * PLACES, parts=PARTS)
 
     @property
-    def left(self) -> bool:
-        return self.node.left and self.node.may_go
-
-    @property
-    def settled(self) -> bool:
-        return self.node.ended and self.node.may_go and self.node.compute.is_idle
-
-    @property
     def leads(self) -> bool:
         return self.node.leads and not self.mesh.evicted
 
@@ -155,7 +147,7 @@ ANSWER_WITHIN = 15 * SECOND  # then a newcomer without an answer is started agai
 
 
 class PeersScenario:
-    def __init__(self, plan: PeersPlan, trace: Callable[[str], None] | None = None) -> None:
+    def __init__(self, plan: PeersPlan, trace: Trace | None = None) -> None:
         self.plan, self.world = plan, World(plan.seed, trace)
         self.world.weather.delay = plan.delay * MILLISECOND
         self.world.computing = (MILLISECOND, plan.took * MILLISECOND)
@@ -273,7 +265,7 @@ class PeersScenario:
             self._check_leads(peer)
         if mesh.evicted == CUT_SHORT:
             self._check_copies(mesh)
-        if peer.left:
+        if peer.node.left and peer.node.may_go:
             self._end(life, told=False)
         elif peer.node.evicted:
             self._end(life, told=False)
@@ -418,9 +410,10 @@ class PeersScenario:
         for peer in self.peers.values():
             mesh = peer.mesh
             together = set(mesh.members) == set(lives) - {peer.name}
-            if not together or not peer.settled or not mesh.has_model or mesh.broadcast.kept or mesh.broadcast.early:
+            ended = peer.node.ended and peer.node.may_go and peer.node.compute.is_idle
+            if not (together and ended and mesh.has_model and mesh.is_quiet and all(map(mesh.is_closed, mesh.gone))):
                 return False
-            if not mesh.is_quiet or not all(map(mesh.is_closed, mesh.gone)):
+            if mesh.broadcast.kept or mesh.broadcast.early:
                 return False
         return True
 

@@ -57,10 +57,7 @@ class Verdict:
 
 
 def judge(
-    plan: Any,
-    run: Callable[[], Iterable[Violation]],
-    worlds: list[World],
-    history: list[Event] | None = None,
+    plan: Any, run: Callable[[], Iterable[Violation]], worlds: list[World], history: list[Event] | None = None
 ) -> Verdict:
     """Run a plan, in worlds that may be added meanwhile."""
     try:

@@ -122,9 +122,6 @@ class HistoryRecorder:
         """The first keys of the original segments, some of which may be split."""
         return np.arange(0, layout.spec.span, COLUMNS, dtype=np.uint64)
 
-    def keys(self, layout: Layout, column: int) -> Keys:
-        return self.starts(layout) + np.uint64(column)
-
     def everything(self, layout: Layout) -> Keys:
         columns: Keys = np.arange(self.columns + 1, dtype=np.uint64)
         return (self.starts(layout)[:, None] + columns).reshape(-1)
@@ -153,7 +150,8 @@ class HistoryRecorder:
         self, worker: Worker, layout: Layout, column: int, amounts: Values, number: int, void: bool = False
     ) -> Task:
         plan = self.plan
-        keys: Keys = np.sort(np.concatenate([self.keys(layout, column), self.keys(layout, self.columns)]))
+        starts = self.starts(layout)
+        keys: Keys = np.sort(np.concatenate([starts + np.uint64(column), starts + np.uint64(self.columns)]))
         slot = None if plan.kind == "clients" else slot_name(plan, number)
         step = self._next_step(worker) if plan.kind == "each" else None
         task = worker.client.push(TABLE, self.again(column, keys), amounts, slot=slot, step=step, void=void)

@@ -374,9 +374,10 @@ class TrainingScenario:
         return [*_lost(first, origin), *(self._live(second, origin) or [])]
 
     def _life(self, plan: TrainingPlan, former: TrainingWorld | None = None) -> TrainingWorld:
-        disk = None if former is None else former.cluster.disk.crash(f"{plan.seed}/{plan.ends}")
-        run = TrainingWorld(plan, self.trace, disk=disk, number=len(self.lives), parts=self.parts)
-        run.dealt |= set() if former is None else former.dealt
+        run = TrainingWorld(plan, self.trace, len(self.lives), self.parts)
+        if former is not None:
+            run.cluster.disk = run.world.disk = former.cluster.disk.crash(f"{plan.seed}/{plan.ends}")
+            run.dealt |= former.dealt
         self.lives.append(run)
         self.worlds.append(run.world)
         return run

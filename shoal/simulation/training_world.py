@@ -43,11 +43,10 @@ from shoal.nodes.worker import Worker
 from shoal.schedule import stragglers
 from shoal.schedule.intervals import spread
 from shoal.simulation.cluster import ROOT, SimulatedCluster, close_coroutines, pull_until_answered, servers_joined
-from shoal.simulation.disk import SimulatedDisk
 from shoal.simulation.faults import Fault
 from shoal.simulation.moves_driver import ElasticDriver
 from shoal.simulation.reference import BlocksBegun, BlockTurn, PartHolders
-from shoal.simulation.scenarios import Violations
+from shoal.simulation.scenarios import Trace, Violations
 from shoal.simulation.training_plan import EVALUATOR, LAUNCHER, TrainingPlan, mixed, separate
 from shoal.simulation.world import SimulatedJournal, World
 from shoal.store.checkpoint import manifest as checkpoint
@@ -159,22 +158,15 @@ AGAIN_AFTER = 300 * MILLISECOND  # a process gave way to another of its name, wh
 
 class TrainingWorld:
     def __init__(
-        self,
-        plan: TrainingPlan,
-        trace: Callable[[str], None] | None = None,
-        disk: SimulatedDisk | None = None,
-        number: int = 0,
-        parts: PartsWatch | None = None,
+        self, plan: TrainingPlan, trace: Trace | None = None, number: int = 0, parts: PartsWatch | None = None
     ) -> None:
-        """``disk`` is of a former life, ``number`` counts lives, ``parts`` watches all."""
+        """``number`` counts lives, ``parts`` watches all of them."""
         self.plan, self.job, self.dataset = plan, plan.job, data_of(plan)
         self.world = World(plan.seed + (number << 40), trace)
         self.world.after_event = self._after_event
         self.world.on_tell = self._told
         self.world.weather.delay = plan.delay * MILLISECOND
         self.cluster = SimulatedCluster(self.world, plan, lambda: None if plan.group else self._scheduler())
-        if disk is not None:
-            self.cluster.disk = self.world.disk = disk
         self.cluster.job = self.job.identity
         self.elastic = ElasticDriver(self.cluster, plan, self)
         self.nodes = TrainingNodes(self.world, self.job, self.dataset, plan.group, self.cluster.add)
@@ -593,7 +585,8 @@ class TrainingAudit:
         await self._reader.joined
         while True:
             await self._reader.sleep(self._random.randrange(50, 400) * MILLISECOND)
-            before, counted = self._generations(), self._counted()
+            before, work = self._generations(), self._scheduler().workload
+            counted = [slot for slot in range(min(work.limit, TALLIED)) if work.is_counted(slot)]
             try:
                 found = await client.pull(TALLY, slice(None), exact=True)
             except ShoalError:
@@ -604,10 +597,6 @@ class TrainingAudit:
     def _generations(self) -> tuple[int, int]:
         """The generations known to this client and to the scheduler; a rollback is between."""
         return self._reader.client.session.view.generation, self._scheduler().generation
-
-    def _counted(self) -> list[int]:
-        work = self._scheduler().workload
-        return [slot for slot in range(min(work.limit, 1 << 12)) if work.is_counted(slot)]
 
     def _check(self, generations: tuple[int, int], counted: list[int], found: Values) -> None:
         self.reads += 1

@@ -277,11 +277,13 @@ class StoreRun:
         count = worker.client.session.counts["unanswered"]
         if count > self._unanswered.get(worker, 0):
             self._unanswered[worker] = count
-            # A pause may outlast the healing.
-            well_since = max(self._healed, *(host.paused_until for host in self.world.hosts.values()))
-            if self._healed and well_since < self.world.now - 2 * worker.member.timing.silence:
+            if 0 < self._well_since() < self.world.now - 2 * worker.member.timing.silence:
                 self._hangs.add("a server that is here was called silent, long after all was healed")
             self.world.counts["unanswered"] += 1
+
+    def _well_since(self) -> int:
+        """When the last obstacle to answers ended; 0: not yet. A pause may outlast the healing."""
+        return max([self._healed, *(host.paused_until for host in self.world.hosts.values())]) if self._healed else 0
 
     def _see_members(self) -> None:
         roster = self.cluster.coordinator.roster

@@ -18,7 +18,7 @@ from shoal import limits
 from shoal.cluster.move_settings import MoveSettings
 from shoal.cluster.roster import Roster
 from shoal.errors import ShoalError
-from shoal.limits import MILLISECOND
+from shoal.limits import COORDINATOR, MILLISECOND
 from shoal.nodes.checkpointing import CheckpointManager, CheckpointWriter
 from shoal.nodes.coordinator import Coordinator
 from shoal.nodes.drainable import DrainableNode
@@ -30,10 +30,10 @@ from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.world import World
 from shoal.store.checkpoint import manifest
 from shoal.store.server.segment_state import SegmentState
+from shoal.store.server.table_server import TableServer
 from shoal.wire.effects import Node, ProcessEnd
 from shoal.wire.messages import Replicas, Shrink, TablePlaces
 
-COORDINATOR = "coordinator"
 ROOT = Path("/checkpoints")
 SLOW_COPIES = 0.005  # MB/s: a segment takes some 50 ms
 START_AGAIN = 300 * MILLISECOND  # after a server has ended by itself
@@ -123,15 +123,13 @@ class SimulatedCluster:
         every = self.plan.checkpoint * MILLISECOND
         writer = CheckpointWriter(ROOT, self.job, every, disk=self.disk) if every else CheckpointWriter()
         checkpoints = CheckpointManager(writer)
-        moves = MoveSettings(
-            self.plan.balance, SLOW_COPIES if "slow copies" in self.plan.habits else limits.MOVE_RATE / limits.MB
-        )
+        rate = SLOW_COPIES if "slow copies" in self.plan.habits else limits.MOVE_RATE / limits.MB
         return Coordinator(
             copies=self.plan.copies,
             journal=journal,
             scheduler=self._scheduler(),
             checkpoints=checkpoints,
-            moves=moves,
+            moves=MoveSettings(self.plan.balance, rate),
             timing=self.plan.timing,
         )
 
@@ -160,12 +158,6 @@ class SimulatedCluster:
 
     def tables(self) -> list[TablePlaces]:
         return list(self.coordinator.roster.tables.values())
-
-    def delays(self, table: str) -> set[int | None]:
-        number = self.coordinator.roster.tables[table].number
-        here = [server for name, server in self.servers.items() if name in self.world.hosts]
-        parts = [holding.primary for server in here for one, holding in server.tables.items() if one == number]
-        return {part.spec.max_delay for part in parts if part is not None}
 
     def incarnations(self) -> list[int]:
         return [person.member.incarnation for person in self.coordinator.roster.people.values()]
@@ -218,18 +210,17 @@ class SimulatedCluster:
     def _is_given(self, name: str, table: TablePlaces, segment: int) -> bool:
         """Whether it has all of a segment that it takes over; the report may be in flight."""
         place = table.places[segment]
-        server = self.servers.get(name) if place.instead and place.filling == name else None
-        holding = None if server is None else server.tables.get(table.number)
+        holding = self.holding(name, table.number) if place.instead and place.filling == name else None
         return holding is not None and any(
             segment in follow.segments or segment in follow._whole for follow in holding.backups.by_primary.values()
         )
 
     def may_silence(self, name: str) -> bool:
         """Whether it may be silent long enough to be lost; the last of all its sets may."""
-        alone = all(
-            place.servers == [name] for table in self.tables() for place in table.places if name in place.servers
-        )
-        return name not in self.servers or self.plan.copies == 1 or alone or self.may_lose(name)
+        if self.plan.beyond or self.plan.copies == 1 or name not in self.servers:
+            return True
+        sets = [place.servers for table in self.tables() for place in table.places if name in place.servers]
+        return all(one == [name] for one in sets) or self.may_lose(name)
 
     def _is_heard(self, name: str) -> bool:
         """Whether the coordinator can hear it, so that it is not removed for silence."""
@@ -257,7 +248,6 @@ class SimulatedCluster:
         return name in roster.people and roster.people[name].member.incarnation == self.servers[name].member.incarnation
 
     def all_here(self) -> bool:
-        """Whether exactly the present servers are members."""
         roster = self.coordinator.roster
         return all(self._holds(roster, name) for name in self.servers) and len(roster.servers()) == len(self.servers)
 
@@ -276,18 +266,19 @@ class SimulatedCluster:
             self._whole = all(len(place.servers) >= most and not place.filling for place in places)
         return self._whole
 
+    def holding(self, server: str, table: int) -> TableServer | None:
+        return self.servers[server].tables.get(table) if server in self.servers else None
+
     def part(self, server: str, table: int, segment: int) -> SegmentState | None:
-        holding = self.servers[server].tables.get(table) if server in self.servers else None
+        holding = self.holding(server, table)
         if holding is None:
             return None
-        follows = [follow.part for follow in holding.backups.by_primary.values()]
-        return next(
-            (part for part in (holding.primary, *follows) if part is not None and segment in part.segments), None
-        )
+        parts = [holding.primary, *(follow.part for follow in holding.backups.by_primary.values())]
+        return next((part for part in parts if part is not None and segment in part.segments), None)
 
     def part_from(self, server: str, table: int, start: int) -> tuple[SegmentState, int] | None:
         """The copy of the segment that begins with this key, and its number."""
-        holding = self.servers[server].tables.get(table) if server in self.servers else None
+        holding = self.holding(server, table)
         if holding is None or start not in holding.placed.starts:
             return None
         segment = holding.placed.starts.index(start)
@@ -301,8 +292,13 @@ def close_coroutines(workers: list[Worker]) -> None:
             coroutine.close()
 
 
+def client_counts(workers: list[Worker]) -> Iterator[dict[str, int]]:
+    for worker in workers:
+        yield {f"client: {what}": n for what, n in worker.client.session.counts.items()}
+        yield {"client: resent": worker.client.dispatcher.inflight.resent}
+
+
 def calls_of(worker: Worker) -> list[str]:
-    """What a worker waits for."""
     return [repr(op.task) for op in dict.fromkeys(worker.client.dispatcher.running.values())] or ["nothing under way"]
 
 

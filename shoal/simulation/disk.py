@@ -42,9 +42,8 @@ class _SimulatedFile:
 class _SimulatedFolder:
     cached: dict[str, _Node] = field(default_factory=dict)
     durable: dict[str, _Node] = field(default_factory=dict)
-    changes: list[dict[str, _Node | None]] = field(
-        default_factory=list
-    )  # since it was synced, each whole or not at all
+    # since it was synced, each whole or not at all
+    changes: list[dict[str, _Node | None]] = field(default_factory=list)
 
     def change(self, names: dict[str, _Node | None]) -> None:
         self.changes.append(names)
@@ -75,12 +74,7 @@ class SimulatedDisk(Disk):
         self._root = _SimulatedFolder()
 
     def make_folder(self, folder: Path) -> None:
-        at = self._root
-        for name in _parts(folder):
-            if name not in at.cached:
-                self._operation("make", folder)
-                at.change({name: _SimulatedFolder()})
-            at = _folder(at.cached[name])
+        self._folder(folder, make=True)
 
     def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         folder = self._folder(path.parent)
@@ -175,23 +169,19 @@ class SimulatedDisk(Disk):
         if (reason := self.failing.get(number)) is not None:
             raise OSError(reason, os.strerror(reason))
 
-    def _folder(self, path: Path) -> _SimulatedFolder:
+    def _folder(self, path: Path, make: bool = False) -> _SimulatedFolder:
         at = self._root
-        for name in _parts(path):
-            if name not in at.cached:
+        for name in path.relative_to(path.anchor).parts:
+            if name not in at.cached and make:
+                self._operation("make", path)
+                at.change({name: _SimulatedFolder()})
+            node = at.cached.get(name)
+            if node is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            at = _folder(at.cached[name])
+            if not isinstance(node, _SimulatedFolder):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            at = node
         return at
-
-
-def _parts(path: Path) -> tuple[str, ...]:
-    return path.relative_to(path.anchor).parts
-
-
-def _folder(node: _Node) -> _SimulatedFolder:
-    if not isinstance(node, _SimulatedFolder):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    return node
 
 
 def _files(folder: _SimulatedFolder) -> Iterable[_SimulatedFile]:

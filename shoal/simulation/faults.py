@@ -10,13 +10,16 @@ time (``shrink``). Times in a plan are milliseconds.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from random import Random
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import msgspec
 
-from shoal.limits import INLINE_ELEMENTS
+from shoal.limits import COORDINATOR, INLINE_ELEMENTS, MILLISECOND, SECOND
+from shoal.simulation.world import SimulatedJournal, World
 from shoal.timing import Timing, TimingSettings
 
 Kind = Literal["clients", "each", "step"]
@@ -83,13 +86,17 @@ class SeedPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tru
     def timing(self) -> TimingSettings:
         return Timing(scale=self.scale).intervals()
 
-    def described_faults(self) -> str:
-        return "faults: " + ("; ".join(map(str, self.faults)) or "none")
+    def __str__(self) -> str:
+        """What is not the default, and the faults."""
+        facts = [
+            f"{field.name} {getattr(self, field.name)}"
+            for field in msgspec.structs.fields(self)
+            if field.name not in ("seed", "faults") and getattr(self, field.name) != field.default
+        ]
+        return f"seed {self.seed}: {', '.join(facts)}; faults: {'; '.join(map(str, self.faults)) or 'none'}"
 
 
 class FaultPlan(SeedPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """The plan of a cluster with servers."""
-
     servers: int = 1
     copies: int = 1
     workers: int = 1
@@ -169,15 +176,6 @@ class FaultPlan(SeedPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
     def newcomer(self, number: int) -> str:
         return f"server-{self.servers + number}"
 
-    def __str__(self) -> str:
-        delay = "any" if self.max_delay is None else self.max_delay
-        copies = f", {self.copies} copies" if self.copies > 1 else ""
-        return (
-            f"seed {self.seed}: {self.servers} servers{copies}, {self.workers} workers, {self.kind}, max_delay {delay}, "
-            f"{self.slots} slots, {self.slots_per_step} a step, {'dense' if self.dense else 'sparse'}, "
-            f"{self.described_faults()}; habits: {', '.join(self.habits) or 'none'}"
-        )
-
 
 def _literal(node: ast.expr) -> Any:
     """Builds Fault(...) and plans from literals; evaluates nothing."""
@@ -238,21 +236,29 @@ def _straggler(plan: FaultPlan, random: Random, name: str) -> Fault:
     return Fault("stall", random.randrange(plan.lasts // 2), random.choice([500, 2_000, 6_000]), name)
 
 
+def times(plan: FaultPlan, random: Random, counts: list[int]) -> Iterator[int]:
+    """Draws each time when it is asked for, after all of the fault before it."""
+    for _ in range(random.choice(counts)):
+        yield random.randrange(plan.lasts)
+
+
 def _some(plan: FaultPlan, random: Random) -> list[int]:
-    return [random.randrange(plan.lasts) for _ in range(random.choice([1, 2, 3]))]
+    return list(times(plan, random, [1, 2, 3]))
 
 
 def _rate(kind: str, rates: list[float]) -> Family:
     return lambda plan, random: [Fault(kind, lasts=plan.lasts, rate=random.choice(rates))]
 
 
-def _strikes(kind: str, lasts: list[int], names: Callable[[FaultPlan], list[str]] | None = None) -> Family:
-    """One to three faults of a kind; of the coordinator, unless there are names."""
+def strikes(
+    kind: str, lasts: list[int], names: Callable[[FaultPlan], list[str]] | None = None, counts: list[int] | None = None
+) -> Family:
+    """Some faults of a kind, of the coordinator, unless there are names."""
 
     def draw(plan: FaultPlan, random: Random) -> list[Fault]:
         return [
             Fault(kind, at, random.choice(lasts), random.choice(names(plan)) if names else "coordinator")
-            for at in _some(plan, random)
+            for at in (times(plan, random, counts) if counts else _some(plan, random))
         ]
 
     return draw
@@ -363,13 +369,8 @@ def _rogue(plan: FaultPlan, random: Random) -> list[Fault]:
     ]
 
 
-def _twin(plan: FaultPlan, random: Random) -> list[Fault]:
-    """A second process under a name that is in use."""
-    names = plan.worker_names + (plan.server_names if plan.copies > 1 else [])
-    return [
-        Fault("twin", random.randrange(plan.lasts), random.choice([500, 3_000, 6_000]), random.choice(names))
-        for _ in range(random.choice([1, 2]))
-    ]
+def _doubled_names(plan: FaultPlan) -> list[str]:
+    return plan.worker_names + (plan.server_names if plan.copies > 1 else [])
 
 
 DRAW: dict[str, Family] = {
@@ -380,16 +381,17 @@ DRAW: dict[str, Family] = {
     "partition": _partition,
     "server partition": _server_partition,
     "swizzle": _swizzle,
-    "pause": _strikes("pause", [100, 1_000, 3_000, 8_000], lambda plan: plan.names),
+    "pause": strikes("pause", [100, 1_000, 3_000, 8_000], lambda plan: plan.names),
     # about long enough to be removed
-    "server pause": _strikes("pause", [1_500, 3_000, 6_000, 9_000], lambda plan: plan.server_names),
-    "crash": _strikes("crash", [0, 500, 3_000, 7_000], lambda plan: plan.worker_names),
+    "server pause": strikes("pause", [1_500, 3_000, 6_000, 9_000], lambda plan: plan.server_names),
+    "crash": strikes("crash", [0, 500, 3_000, 7_000], lambda plan: plan.worker_names),
     "server crash": _server_crash,
-    "coordinator": _strikes("crash", [0, 300, 2_000, 6_000]),  # it returns with its journal
-    "full disk": _strikes("full", [200, 1_500, 4_000]),
+    "coordinator": strikes("crash", [0, 300, 2_000, 6_000]),  # it returns with its journal
+    "full disk": strikes("full", [200, 1_500, 4_000]),
     "drift": _drift,
     "rogue": _rogue,
-    "twin": _twin,
+    # a second process under a name that is in use
+    "twin": strikes("twin", [500, 3_000, 6_000], _doubled_names, [1, 2]),
 }
 
 
@@ -397,3 +399,165 @@ def draw_scale(seed: int) -> float:
     """Draw the scale of the timing separately: three seeds in four use the defaults."""
     random = Random(f"{seed}/timing")
     return random.choice([0.2, 0.5, 2.0, 3.0]) if random.random() < 0.25 else 1.0
+
+
+SETTLE = 6 * SECOND  # a pause may outlast the healing by so much
+
+
+class FaultTarget(Protocol):
+    def crash(self, fault: Fault) -> bool:
+        """Crash a process; False if it must not crash now."""
+
+    def restart(self, name: str) -> None: ...
+
+    def carry_out(self, fault: Fault, until: int) -> bool:
+        """Carry out a fault that ``Nemesis`` does not know; False without a victim."""
+
+    def heal(self) -> None:
+        """End stragglers, joins and leaves."""
+
+
+class Nemesis:
+    def __init__(
+        self, world: World, plan: SeedPlan, target: FaultTarget, may_silence: Callable[[str], bool] = lambda name: True
+    ) -> None:
+        self._world, self._plan, self._target, self._may_silence = world, plan, target, may_silence
+        self._away = 0  # processes that are down and will return
+        self._healed = False
+
+    @property
+    def over(self) -> bool:
+        return self._healed and not self._away
+
+    def begin(self) -> None:
+        world, start = self._world, self._world.now
+        world.weather.delay = self._plan.delay * MILLISECOND
+        for fault in self._plan.faults:
+            if fault.kind == "drift":
+                continue  # since the beginning of the world
+            world.at(start + fault.at * MILLISECOND, partial(self.strike, fault))
+        world.at(start + self._plan.lasts * MILLISECOND, self.heal)
+
+    def strike(self, fault: Fault) -> None:
+        if self._healed:
+            return
+        world, until = self._world, self._world.now + fault.lasts * MILLISECOND
+        long = fault.kind in ("pause", "freeze", "cut", "clog") and until - world.now > self._plan.timing.suspect
+        if long and not all(self._may_silence(name) for name in self._silenced(fault)):
+            world.counts["fault: withheld"] += 1
+            return
+        match fault.kind:
+            case kind if kind in WEATHER:
+                setattr(world.weather, kind, max(fault.rate, 0.0 if fault.lasts else getattr(world.weather, kind)))
+                if fault.lasts:  # else it is over when all is healed
+                    world.at(until, lambda: setattr(world.weather, kind, 0.0))
+            case "cut":
+                for other in fault.others:
+                    world.weather.cuts.update(dict.fromkeys(_links(fault, other), until))
+            case "far":
+                longer = int(fault.rate * MILLISECOND)
+                for other in fault.others:
+                    world.weather.far.update(dict.fromkeys(_links(fault, other), (until, longer)))
+            case "clog":
+                world.weather.clogs[fault.who] = until
+            case "pause" | "freeze" | "crash" if fault.who not in world.hosts:
+                return
+            case "pause":
+                world.pause(fault.who, fault.lasts * MILLISECOND)
+            case "freeze":
+                world.freeze(fault.who, fault.lasts * MILLISECOND)
+            case "sluggish":
+                world.stall_disk(fault.who, fault.lasts * MILLISECOND)
+            case "full":
+                world.journals.setdefault(fault.who, SimulatedJournal()).full_until = until
+            case _:
+                crash = fault.kind == "crash"
+                if not (self._target.crash(fault) if crash else self._target.carry_out(fault, until)):
+                    world.counts["fault: withheld"] += 1
+                    return
+                if crash:
+                    self.bring_back([fault.who], until)
+        role = fault.who.partition("-")[0]
+        named = role and fault.kind not in ("rogue", "clog", "ambush")
+        world.counts[f"fault: {fault.kind}" + (f" {role}" if named else "")] += 1
+
+    def bring_back(self, names: list[str], at: int) -> None:
+        self._away += len(names)
+        for name in names:
+            self._world.at(at, partial(self._back, name))
+
+    def _back(self, name: str) -> None:
+        self._away -= 1
+        self._target.restart(name)
+
+    def heal(self) -> None:
+        world = self._world
+        if self._healed:
+            return
+        for kind in WEATHER:
+            setattr(world.weather, kind, 0.0)
+        world.weather.cuts.clear()
+        world.weather.clogs.clear()
+        world.weather.far.clear()
+        world.twins.clear()
+        for host in world.hosts.values():
+            host.paused_until = min(host.paused_until, world.now + SETTLE)
+            host.frozen_until = min(host.frozen_until, world.now + SETTLE)
+        for journal in world.journals.values():
+            journal.full_until = 0
+        self._target.heal()
+        self._healed = True
+
+    def _silenced(self, fault: Fault) -> list[str]:
+        """The nodes that a fault hides from the coordinator."""
+        if fault.kind == "clog" and fault.who == COORDINATOR:
+            return [name for name in self._world.hosts if name.startswith("server")]
+        if fault.kind != "cut":
+            return [fault.who]
+        if fault.who == COORDINATOR:
+            return list(fault.others)
+        return [fault.who] if COORDINATOR in fault.others else []
+
+
+def _links(fault: Fault, other: str) -> list[tuple[str, str]]:
+    """The links of a fault between two nodes: both directions, or only one of them."""
+    both = [("in", (fault.who, other)), ("out", (other, fault.who))]
+    return [link for but, link in both if fault.how != but]
+
+
+LONGEST_BREAK = 1_000  # milliseconds
+
+
+class Stragglers:
+    """The computing times of each worker."""
+
+    def __init__(self, plan: FaultPlan, now: Callable[[], int]) -> None:
+        self._random, self._now = Random(f"{plan.seed}/breaks"), now
+        self._faults: dict[str, list[tuple[Fault, int]]] = {}
+        self.counts: Counter[str] = Counter()
+
+    def straggle(self, fault: Fault, until: int) -> None:
+        self._faults.setdefault(fault.who, []).append((fault, until))
+
+    def heal(self) -> None:
+        self._faults.clear()
+
+    def takes(self, worker: str, nanoseconds: int) -> int:
+        """The duration of a computation, from that without faults.
+
+        Of several faults the worst counts: all of them together would stretch a slot to minutes.
+        """
+        now, times, more = self._now(), 1.0, 0
+        for fault, until in self._faults.get(worker, ()):
+            if until <= now:
+                continue
+            match fault.kind:
+                case "slower":
+                    times = max(times, fault.rate)
+                case "halting" if self._random.random() < fault.rate:
+                    more += self._random.randrange(LONGEST_BREAK) * MILLISECOND
+                case "stall":
+                    more += until - now
+        whole = int(nanoseconds * times) + more
+        self.counts["slots that took longer"] += whole > nanoseconds
+        return whole

@@ -1,8 +1,16 @@
-"""Lets servers join and leave a simulated cluster, and strikes them during moves.
+"""Draws joins, leaves and faults of segments that move, and carries them out.
 
-``ElasticDriver`` starts new servers, asks servers to leave until they are gone, rolls a restart
-through all of them, and carries out ambushes (see ``moves_plan``). It follows a move in the
-coordinator's roster and in messages:
+    join      a new server joins and gets its share
+    drain     a server leaves (``how``: by the operator, or by its own process); it may come back
+    roll      all servers restart, one after another
+    ambush    waits for a stage of a segment's move, then strikes one of those involved
+
+``with_moves`` adds these to a plan, which may have other faults; four plans in ten have none, and
+then no call may fail. One plan in five is a rush: several servers join within moments, clients push
+without a break, and segments move a few at a time. So many views arrive during a move, and a
+deposed owner that does not know it yet always gets a push.
+
+``ElasticDriver`` follows a move in the coordinator's roster and in messages:
 
     named     the roster names the new holder and the one it replaces
     copied    the first piece of the segment is sent
@@ -19,16 +27,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from msgspec.structs import replace
 
 from shoal.cluster import rebalance
 from shoal.events import End, Event, Handed, RunEvent
-from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.drainable import DrainableNode
-from shoal.simulation.cluster import COORDINATOR, SimulatedCluster
-from shoal.simulation.faults import STRAGGLING, Fault, FaultPlan
-from shoal.simulation.moves_plan import PLANNED
-from shoal.simulation.nemesis import Nemesis, Stragglers
-from shoal.simulation.scenarios import Violation
+from shoal.limits import COORDINATOR, MILLISECOND, SECOND
+from shoal.simulation.cluster import SimulatedCluster
+from shoal.simulation.faults import (
+    STRAGGLING,
+    Fault,
+    FaultPlan,
+    FaultTarget,
+    Nemesis,
+    Stragglers,
+    by_time,
+    strikes,
+    times,
+)
+from shoal.simulation.scenarios import Violation, Violations
 from shoal.wire import messages as m
 
 ASK_AGAIN = 300 * MILLISECOND
@@ -59,11 +78,11 @@ class MovingSegment:
 
 
 class ElasticDriver:
-    def __init__(self, cluster: SimulatedCluster, plan: FaultPlan) -> None:
+    def __init__(self, cluster: SimulatedCluster, plan: FaultPlan, target: FaultTarget) -> None:
         self.cluster, self.world, self.plan = cluster, cluster.world, plan
-        self.nemesis: Nemesis | None = None
+        self.nemesis = Nemesis(self.world, plan, target, cluster.may_silence)
         self.stragglers = Stragglers(plan, lambda: self.world.now)
-        self.violations: list[Violation] = []
+        self.violations = Violations()
         self.stalls: list[float] = []  # seconds
         self._leaving: dict[str, LeavingServer] = {}
         self._rolling: list[str] = []
@@ -116,9 +135,8 @@ class ElasticDriver:
         server = self.cluster.servers.get(name)
         if host is None or name in self._leaving or server is None or not server.member.joined:
             return False  # an end before joining says nothing of the former life
-        if not any(
-            other in self.world.hosts and other not in self._leaving for other in self.cluster.servers if other != name
-        ):
+        others = self.cluster.servers.keys() & self.world.hosts.keys() - self._leaving.keys() - {name}
+        if not others:
             return False  # the last one cannot go
         leaving = self._leaving[name] = LeavingServer(name, host.life, how, back, rolls)
         self._urge(leaving)
@@ -134,7 +152,7 @@ class ElasticDriver:
             return
         if leaving.how == "leave":
             self.cluster.drainables[leaving.name].leave()
-            self.world.poke(leaving.name)
+            self.world.tell(leaving.name)
         else:
             leaving.request = self._requests = self._requests + 1
             self.world.send("operator", COORDINATOR, m.Drain(leaving.request, leaving.name))
@@ -150,26 +168,24 @@ class ElasticDriver:
     def after_event(self, name: str) -> None:
         if name == COORDINATOR:
             self._see_moves()
-        elif (
-            (drainable := self.cluster.drainables.get(name)) is not None and drainable.end and name in self.world.hosts
-        ):
-            self._ended(drainable)
-
-    def _ended(self, drainable: DrainableNode) -> None:
-        """End a process that was released, or refused by the coordinator."""
+        drainable = self.cluster.drainables.get(name)
+        if drainable is None or not drainable.end or name not in self.world.hosts:
+            return
         if drainable.end == "released":
-            self._released(drainable.name)
+            self._released(name)
             return
         self.world.counts[f"servers that ended: {drainable.end}"] += 1
-        if drainable.end != "refused":  # the only end in these plans
-            self.violations.append(Violation("I13 live", f"{drainable.name} was {drainable.end}: {drainable.why}"))
-        self.cluster.start_again(drainable.name)
+        if drainable.end != "refused":  # by the coordinator: the only other end in these plans
+            self.violations.add("I13 live", f"{name} was {drainable.end}: {drainable.why}")
+        self.cluster.start_again(name)
 
     def _released(self, name: str) -> None:
         person = self.cluster.coordinator.roster.people.get(name)
         ours = person is not None and person.member.incarnation == self.cluster.servers[name].member.incarnation
-        for segment in self._held_by(name) if ours else ():  # else a former life of it did
-            self.violations.append(Violation("P9 planned", f"{name} was told to go, and holds {segment}"))
+        for table in self.cluster.tables() if ours else ():  # else a former life of it did
+            if held := [segment for segment, place in enumerate(table.places) if name in place.servers]:
+                what = f"{name} was released, and holds segments {held} of table {table.number}"
+                self.violations.add("P9 planned", what)
         self.cluster.end(name)
         self.world.counts["moves: servers that left"] += 1
         if (leaving := self._leaving.get(name)) is not None:
@@ -250,19 +266,14 @@ class ElasticDriver:
 
     def _reached(self, stage: str, move: MovingSegment) -> None:
         self.world.counts[f"moves: {stage}"] += 1
+        others = {"source": move.source, "target": move.target, "left": move.left, "other": next(iter(move.others), "")}
         for fault in [fault for fault in self._armed if fault.how == stage]:
-            victim = self._victim(fault, move)
-            if victim:
+            if victim := others.get(fault.who, COORDINATOR):
                 self._armed.remove(fault)
                 later = self.world.now + int(fault.rate * MILLISECOND)
-                self.world.at(later, lambda fault=fault, victim=victim: self._pounce(fault, victim, move))  # type: ignore[misc]
-
-    def _victim(self, fault: Fault, move: MovingSegment) -> str:
-        others = {"source": move.source, "target": move.target, "left": move.left, "other": next(iter(move.others), "")}
-        return others.get(fault.who, COORDINATOR)
+                self.world.at(later, partial(self._pounce, fault, victim, move))
 
     def _pounce(self, fault: Fault, victim: str, move: MovingSegment) -> None:
-        assert self.nemesis is not None
         if self._over:
             return
         action, who, others = fault.others[0], victim, tuple(name for name in self.cluster.servers if name != victim)
@@ -284,17 +295,18 @@ class ElasticDriver:
 
     def check(self, history: list[Event]) -> list[Violation]:
         """P9, in plans with nothing but joins and leaves."""
-        found = list(self.violations)
-        if all(fault.kind in PLANNED for fault in self.plan.faults):
-            failed = next((one for one in history if isinstance(one, End) and one.outcome != "ok"), None)
-            if failed is not None:
-                found.append(Violation("P9 planned", f"call {failed.call} failed: {failed.error}"))
-            told = sum((one.counts for one in self.cluster.coordinators), Counter[str]())
-            for what in ("shrunk", "removed", "hand-overs unheard"):
-                if told[what]:
-                    found.append(Violation("P9 planned", f"{what}, {told[what]} times, though nobody failed"))
-            if self.stalls and max(self.stalls) * SECOND > LONGEST_STALL:
-                found.append(Violation("P9 planned", f"a segment stood still for {max(self.stalls):.3f} s"))
+        found = Violations(self.violations)
+        if any(fault.kind not in PLANNED for fault in self.plan.faults):
+            return found
+        failed = next((one for one in history if isinstance(one, End) and one.outcome != "ok"), None)
+        if failed is not None:
+            found.add("P9 planned", f"call {failed.call} failed: {failed.error}")
+        counts = sum((one.counts for one in self.cluster.coordinators), Counter[str]())
+        for what in ("shrunk", "removed", "hand-overs unheard"):
+            if counts[what]:
+                found.add("P9 planned", f"{what}, {counts[what]} times, though nobody failed")
+        if (longest := max(self.stalls, default=0.0)) * SECOND > LONGEST_STALL:
+            found.add("P9 planned", f"a segment stood still for {longest:.3f} s")
         return found
 
     def uneven(self) -> str:
@@ -321,8 +333,130 @@ class ElasticDriver:
         if uneven := self.uneven():
             yield uneven
 
-    def _held_by(self, name: str) -> Iterator[str]:
-        for table in self.cluster.tables():
-            for segment, place in enumerate(table.places):
-                if name in place.servers:
-                    yield f"segment {segment} of table {table.number}"
+
+STAGES = ("named", "copied", "full", "handed")
+VICTIMS = ("source", "target", "left", "other", "coordinator")
+ACTIONS = ("crash", "pause", "cut", "deaf", "alone")
+PLANNED = ("join", "drain", "roll")  # an operator's actions: no faults
+RUSHED = 0.2  # of all plans
+LONGEST_WAIT = 30  # milliseconds from a stage to the fault; another stage may be reached by then
+
+
+# clocks stop; a disk is slow
+_FREEZES = strikes("freeze", [300, 1_500, 6_000], lambda plan: plan.names, [1, 2, 3])
+_SLUGGISH = strikes("sluggish", [200, 1_000, 4_000], counts=[1, 2, 3])
+
+
+def draw(seed: int) -> FaultPlan:
+    return with_moves(FaultPlan.draw(seed))
+
+
+def with_moves(plan: FaultPlan) -> FaultPlan:
+    random = Random(f"{plan.seed}/moves")
+    alone = random.random() < 0.4
+    plan = replace(
+        plan,
+        faults=() if alone else plan.faults,
+        lasts=max(plan.lasts, random.choice([3_000, 6_000, 10_000])),
+        think=random.choice([50, 300, 300, 1_200]),  # there must be something to do while they move
+        balance=random.choice(["count", "count", "load", "none"]),
+    )
+    habits = tuple(one for one in ("bystander", "slow copies", "small batches") if random.random() < 0.4)
+    faults = [*plan.faults, *_comings(plan, random)]
+    if not alone or random.random() < 0.5:
+        faults += _ambushes(plan, random)
+        for draw_more in random.sample([_FREEZES, _SLUGGISH, _worker_cuts, _one_way], random.choice([0, 0, 1, 2])):
+            faults += draw_more(plan, random)
+    plan = replace(plan, faults=by_time(faults), habits=(*plan.habits, *habits))
+    rush = Random(f"{plan.seed}/rush")  # drawn separately, so that other plans do not change
+    return rushed(plan, rush) if rush.random() < RUSHED else plan
+
+
+def rushed(plan: FaultPlan, random: Random) -> FaultPlan:
+    """The same cluster in a rush, without other faults."""
+    servers = random.choice([1, 2, 2, 3])
+    plan = replace(
+        plan,
+        kind="clients",
+        servers=servers,
+        copies=min(servers, random.choice([1, 1, 1, 2])),  # with few copies it may count alone
+        workers=random.choice([3, 4, 4, 6]),
+        slots=random.choice([40, 60]),
+        slots_per_pass=None,
+        think=random.choice([3, 10, 10]),
+        delay=random.choice([3, 10, 10]),
+        lasts=3_000,
+        checkpoint=0,
+        beyond=False,
+        balance="count",
+        habits=tuple(dict.fromkeys([*plan.habits, "pipeline", "small batches"])),
+    )
+    joins = [plan.newcomer(i) for i in range(random.choice([2, 3, 3]))]
+    first, within = random.randrange(100, 300), random.choice([50, 300, 600])
+    faults = [Fault("join", first + random.randrange(within), who=name) for name in joins]
+    if random.random() < 0.3:
+        faults.append(Fault("drain", first + random.randrange(1_000), 0, random.choice(plan.server_names), how="drain"))
+    faults += _far(plan, random, joins)
+    if random.random() < 0.3:
+        faults.append(Fault("slow", lasts=plan.lasts, rate=0.05))
+    return replace(plan, faults=by_time(faults))
+
+
+def _far(plan: FaultPlan, random: Random, joins: list[str]) -> list[Fault]:
+    """Slow links: to newcomers, from the coordinator, or between any two nodes."""
+
+    def far(who: str, others: list[str]) -> Fault:
+        some = tuple(random.sample(others, random.randint(1, len(others))))
+        return Fault("far", 0, plan.lasts, who, some, rate=random.choice([20, 50, 80, 80, 150]), how="out")
+
+    found = [far(random.choice(joins), plan.server_names), far("coordinator", plan.worker_names)]
+    if random.random() < 0.5:
+        found.append(far("coordinator", plan.server_names))
+    if random.random() < 0.3:
+        who = random.choice([*plan.names, *joins])
+        found.append(far(who, [name for name in (*plan.names, *joins) if name != who]))
+    return found
+
+
+def _comings(plan: FaultPlan, random: Random) -> list[Fault]:
+    if random.random() < 0.2:
+        lasts = random.choice([0, 100, 1_000])
+        return [Fault("roll", random.randrange(500), lasts, how=random.choice(["drain", "leave"]))]
+    joins = [plan.newcomer(i) for i in range(random.choice([0, 1, 1, 2, 3]))]
+    faults = [Fault("join", random.randrange(plan.lasts * 2 // 3), who=name) for name in joins]
+    for _ in range(random.choice([0, 1, 1, 2]) if joins else 1):
+        who, back = random.choice([*plan.server_names, *joins]), random.choice([0, 0, 200, 2_000])
+        how = random.choice(["drain", "leave"])
+        faults.append(Fault("drain", random.randrange(plan.lasts), back, who, how=how))
+    return faults
+
+
+def _ambushes(plan: FaultPlan, random: Random) -> list[Fault]:
+    return [
+        Fault(
+            "ambush",
+            random.randrange(plan.lasts * 2 // 3),
+            random.choice([0, 300, 1_500, 3_000, 7_000]),
+            random.choice(VICTIMS),
+            (random.choice(ACTIONS),),
+            rate=random.choice([0, 0, random.randrange(5), random.randrange(LONGEST_WAIT)]),
+            how=random.choice(STAGES),
+        )
+        for _ in range(random.choice([0, 1, 1, 2, 3]))
+    ]
+
+
+def _worker_cuts(plan: FaultPlan, random: Random) -> list[Fault]:
+    found = []
+    for at in times(plan, random, [1, 2]):
+        lasts, worker = random.choice([300, 1_500, 4_000]), random.choice(plan.worker_names)
+        found.append(Fault("cut", at, lasts, worker, (random.choice(plan.server_names),)))
+    return found
+
+
+def _one_way(plan: FaultPlan, random: Random) -> list[Fault]:
+    who, other = random.choice(plan.server_names), random.choice(plan.names)
+    if who == other:
+        return []
+    how = random.choice(["in", "out"])
+    return [Fault("cut", random.randrange(plan.lasts), random.choice([300, 3_000, 7_000]), who, (other,), how=how)]

@@ -19,18 +19,18 @@ are equal to the last bit, or something was lost or added twice.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 
 import numpy as np
+from msgspec.structs import replace
 
 from shoal.data.slots import Slots
 from shoal.limits import MILLISECOND, SECOND
 from shoal.schedule.stop_rules import StopRules
-from shoal.simulation.faults import Fault
-from shoal.simulation.peers_plan import PeersPlan
-from shoal.simulation.scenarios import Scenario, Verdict, Violation, Violations, each, judge
+from shoal.simulation.faults import Fault, SeedPlan, by_time, draw_scale
+from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violations, counters, judge
 from shoal.simulation.world import World
 from shoal.strategies.peers.compute import Change, Floats, Keys
 from shoal.strategies.peers.leader import PeerFacts
@@ -45,8 +45,6 @@ ALONE = "the last peer was asked to leave"  # an early end
 
 
 class CountingReplica:
-    """All weights, and our own slots that are not published yet."""
-
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._weights = np.zeros(slots * PLACES, np.float32)
@@ -70,15 +68,14 @@ class CountingReplica:
     def add(self, keys: Keys, values: Floats) -> None:
         np.add.at(self._weights, keys.astype(np.int64), values)
 
-    def snapshot(self) -> Floats:
+    def weights(self) -> Floats:
         return self._weights.copy()
+
+    snapshot = weights
 
     def restore(self, slab: Floats) -> None:
         self._weights = slab.copy()
         self._own = []
-
-    def weights(self) -> Floats:
-        return self._weights.copy()
 
 
 def loss_of(weights: Floats) -> tuple[float, Mapping[str, float | None]]:
@@ -97,16 +94,8 @@ class CountingLearner:
             owned=plan.send == "owned",
         )
         self.mesh, self.name, self.leaving = mesh, mesh.me.life, False
-        self._replica = CountingReplica(plan.slots)
-        self.node = PeerNode(mesh, self._replica, facts, loss_of, keys=plan.slots * PLACES, parts=PARTS)
-
-    @property
-    def left(self) -> bool:
-        return self.node.left and self.node.may_go
-
-    @property
-    def settled(self) -> bool:
-        return self.node.ended and self.node.may_go and self.node.compute.is_idle
+        self.replica = CountingReplica(plan.slots)
+        self.node = PeerNode(mesh, self.replica, facts, loss_of, keys=plan.slots * PLACES, parts=PARTS)
 
     @property
     def leads(self) -> bool:
@@ -116,30 +105,19 @@ class CountingLearner:
         self.leaving = True
         self.node.leave()
 
-    @property
-    def model(self) -> Floats:
-        return self._replica.weights()
-
     def wrong(self) -> list[str]:
         """Where the weights differ from what the log says."""
         log, found = self.node.log, []
         asked = log.halt is not None and log.halt.why == ALONE
         if log.done != self._limit and not asked:
             found.append(f"{log.done} of {self._limit} slots are counted: {log.counted.runs}")
-        more = self._replica.weights().reshape(PLACES, -1) - self._expected()
+        more = self.replica.weights().reshape(PLACES, -1) - self._expected()
         if (more < 0).any():
             found.append(f"slots {np.unique((more < 0).nonzero()[1]).tolist()} are known of and not in the weights")
         twice, many = log.counts[TWICE], more.clip(min=0).sum() / PLACES
         if round(PLACES * many) != PLACES * twice:
             slots = np.unique((more > 0).nonzero()[1]).tolist()
             found.append(f"{many:g} slots too many are in the weights, {twice} are known of: {slots}")
-        return found
-
-    def happened(self) -> Counter[str]:
-        log = self.node.log
-        found = Counter({name: log.counts[name] for name in (TWICE, AGAIN)})
-        found["elections"] = len({one.by for one in log.judged}) - 1
-        found["words of owners"] = len(log.since)
         return found
 
     def _expected(self) -> Floats:
@@ -161,16 +139,6 @@ class CountingLearner:
                     expected[:, first:stop] += is_in[part_of[:, first:stop]]
         return expected
 
-    def describe(self) -> str:
-        node, log = self.node, self.node.log
-        out = {life: slots.runs for life, slots in log.out.items() if slots}
-        return (
-            f"leads={node.leads} ended={node.ended} may_go={node.may_go} done={log.done} "
-            f"halt={log.halt is not None} todo={node.compute.todo.size} "
-            f"running={node.compute.running is not None} out={out} judged={len(log.judged)} "
-            f"rested={list(log.rested)} unpublished={node.compute.unpublished.slots.size}"
-        )
-
 
 WEATHER = ("loss", "repeat", "slow")
 MOST_EVENTS = 40_000
@@ -179,9 +147,8 @@ ANSWER_WITHIN = 15 * SECOND  # then a newcomer without an answer is started agai
 
 
 class PeersScenario:
-    def __init__(self, plan: PeersPlan, trace: Callable[[str], None] | None = None) -> None:
-        self.plan, self.world = plan, World(plan.seed)
-        self.world.trace = trace
+    def __init__(self, plan: PeersPlan, trace: Trace | None = None) -> None:
+        self.plan, self.world = plan, World(plan.seed, trace)
         self.world.weather.delay = plan.delay * MILLISECOND
         self.world.computing = (MILLISECOND, plan.took * MILLISECOND)
         self.world.after_event = self._after
@@ -191,7 +158,7 @@ class PeersScenario:
         self._closed: dict[str, dict[str, int]] = {}  # whom it closed, after how many words
         self._entered: dict[str, dict[str, bool]] = {}  # whom; did it have a model then
         self._had: dict[str, bool] = {}  # by life: it had a model after the last event
-        self.counts: Counter[str] = Counter()
+        self.counts = self.world.counts
         self.violations = Violations()
         self._random = Random(f"{plan.seed}/peering")
         self._lives = 0
@@ -201,10 +168,7 @@ class PeersScenario:
         self._on_words: list[tuple[str, Fault]] = []
 
     def verdict(self) -> Verdict:
-        found = judge(self.plan, self._run, [self.world], self.counts)
-        for peer in self.peers.values():
-            self._add_up(peer)
-        return found
+        return judge(self.plan, self._run, [self.world])
 
     def _run(self) -> Violations:
         world = self.world
@@ -213,6 +177,8 @@ class PeersScenario:
         if not world.run(self._settled, world.now + self._rests_within(), MOST_EVENTS):
             self.violations.add("live", self._unsettled())
         self._check()
+        for peer in self.peers.values():
+            self._add_up(peer)
         return self.violations
 
     def _begin(self) -> None:
@@ -220,7 +186,7 @@ class PeersScenario:
         for me in founders:
             self._add(Mesh(me, founders, timing=self.plan.timing))
         for fault in self.plan.faults:
-            self.world.at(fault.at * MILLISECOND, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+            self.world.at(fault.at * MILLISECOND, partial(self._strike, fault))
         self.world.at(self.plan.lasts * MILLISECOND, self._heal)
 
     def _who(self, name: str, number: int) -> p.Peer:
@@ -240,9 +206,8 @@ class PeersScenario:
         ways = [(life, f"memory:{life}") for life in through]
         mesh = Mesh(self._who(name, self._numbers), through=ways, timing=self.plan.timing)
         self._add(mesh)
-        self.world.at(
-            self.world.now + round(ANSWER_WITHIN * max(1.0, self.plan.scale)), lambda: self._still_alone(mesh)
-        )
+        within = round(ANSWER_WITHIN * max(1.0, self.plan.scale))
+        self.world.at(self.world.now + within, lambda: self._still_alone(mesh))
 
     def _still_alone(self, mesh: Mesh) -> None:
         """Restart a lone newcomer through a member, as its user would."""
@@ -268,14 +233,14 @@ class PeersScenario:
         self._add_up(self.peers.pop(life))
         if told:
             for other in list(self.peers.values()):
-                self.world.at(self.world.now + MILLISECOND, lambda other=other: self._tell(other, life))  # type: ignore[misc]
+                self.world.at(self.world.now + MILLISECOND, partial(self._tell, other, life))
 
     def _tell(self, other: CountingLearner, life: str) -> None:
         """Report the end of a process, as the launcher does."""
         if other.name in self.peers and not other.mesh.evicted:
             host = self.world.hosts[other.name]
             other.mesh.mark_gone(self.world.local_time(host), life, "its process ended")
-            self.world.poke(other.name)
+            self.world.tell(other.name)
 
     def _add_up(self, peer: CountingLearner) -> None:
         self.counts.update(peer.mesh.counts)
@@ -299,7 +264,7 @@ class PeersScenario:
             self._check_leads(peer)
         if mesh.evicted == CUT_SHORT:
             self._check_copies(mesh)
-        if peer.left:
+        if peer.node.left and peer.node.may_go:
             self._end(life, told=False)
         elif peer.node.evicted:
             self._end(life, told=False)
@@ -310,18 +275,15 @@ class PeersScenario:
         for life in peer.mesh.members:
             other = self.peers.get(life)
             if other is not None and other.leads and peer.name in other.mesh.members:
-                found = Violation("lead", f"{' and '.join(sorted((peer.name, life)))} lead at once")
-                if found not in self.violations:
-                    self.violations.append(found)
+                self.violations.add("lead", f"{' and '.join(sorted((peer.name, life)))} lead at once")
 
     def _check_copies(self, mesh: Mesh) -> None:
         """It rejoins, so no other rule is broken: find copies that were made too soon."""
         told = [(one.heard, one.copied) for one in mesh.members.values() if one.has_model]
         for life, one in mesh.members.items():
             if self._entered[mesh.me.life][life] and is_cut_short(mesh.heard, one.copied, told, mesh.gone):
-                self.violations.add(
-                    "copied", f"{life} adopted what {mesh.me.life}, which had a model and entered it, had not heard"
-                )
+                what = f"{life} adopted what {mesh.me.life}, which had a model and entered it, had not heard"
+                self.violations.add("copied", what)
 
     def _strike(self, fault: Fault) -> None:
         world, lives = self.world, list(self.peers)
@@ -435,12 +397,8 @@ class PeersScenario:
         plan = self.plan
         alone = plan.slots * plan.took * MILLISECOND  # one may be left for all
         within = round(LIVE_WITHIN * max(1.0, plan.scale)) + alone
-        unheard = [
-            life
-            for peer in self.peers.values()
-            for life, one in peer.mesh.members.items()
-            if one.patient and not one.met and life not in self.peers
-        ]
+        members = [item for peer in self.peers.values() for item in peer.mesh.members.items()]
+        unheard = any(one.patient and not one.met and life not in self.peers for life, one in members)
         # Nobody can tell a founder that died from one that is late, if it never heard it.
         return within + (plan.timing.join_within if unheard else 0)
 
@@ -450,24 +408,27 @@ class PeersScenario:
         lives = list(self.peers)
         for peer in self.peers.values():
             mesh = peer.mesh
-            together = len(mesh.members) == len(lives) - 1 and all(
-                life in mesh.members for life in lives if life != peer.name
-            )
-            if not together or not peer.settled or not mesh.has_model or mesh.broadcast.kept or mesh.broadcast.early:
+            together = set(mesh.members) == set(lives) - {peer.name}
+            ended = peer.node.ended and peer.node.may_go and peer.node.compute.is_idle
+            if not (together and ended and mesh.has_model and mesh.is_quiet and all(map(mesh.is_closed, mesh.gone))):
                 return False
-            if not mesh.is_quiet or not all(map(mesh.is_closed, mesh.gone)):
+            if mesh.broadcast.kept or mesh.broadcast.early:
                 return False
         return True
 
     def _unsettled(self) -> str:
-        told = []
+        found = []
         for life, peer in self.peers.items():
-            mesh = peer.mesh
-            told.append(
+            mesh, node, log = peer.mesh, peer.node, peer.node.log
+            out = {other: slots.runs for other, slots in log.out.items() if slots}
+            found.append(
                 f"{life}: filled={mesh.has_model} quiet={mesh.is_quiet} kept={mesh.broadcast.kept} early={mesh.broadcast.early} "
-                f"{peer.describe()} members={list(mesh.members)} open={[g for g in mesh.gone if not mesh.is_closed(g)]}"
+                f"leads={node.leads} ended={node.ended} may_go={node.may_go} done={log.done} halt={log.halt is not None} "
+                f"todo={node.compute.todo.size} running={node.compute.running is not None} out={out} "
+                f"judged={len(log.judged)} rested={list(log.rested)} unpublished={node.compute.unpublished.slots.size} "
+                f"members={list(mesh.members)} open={[gone for gone in mesh.gone if not mesh.is_closed(gone)]}"
             )
-        return "not at rest: " + "; ".join(told)
+        return "not at rest: " + "; ".join(found)
 
     def _check(self) -> None:
         peers = [self.peers[life] for life in self._filled]
@@ -475,34 +436,155 @@ class PeersScenario:
             self.violations.add("live", "nobody has a model any more: all were put out by one another")
             return
         first = peers[0]
-        self.counts.update(first.happened())
+        log = first.node.log
+        self.counts.update({name: log.counts[name] for name in (TWICE, AGAIN)})
+        self.counts.update({"elections": len({one.by for one in log.judged}) - 1, "words of owners": len(log.since)})
         for peer in peers:
             if _version(peer) != _version(first):
                 self.violations.add("equal", f"versions: {peer.name} {_version(peer)}, {first.name} {_version(first)}")
-            if (differ := peer.model != first.model).any():
+            if (differ := peer.replica.weights() != first.replica.weights()).any():
                 self.violations.add("equal", f"{peer.name} and {first.name} differ in {differ.sum()} weights")
             for what in peer.wrong():
                 self.violations.add("once", f"{peer.name}: {what}")
             for life, number in self._closed[peer.name].items():
-                if first.mesh.heard.get(life, 0) != number:
-                    self.violations.add(
-                        "closed", f"{peer.name}: {life} was closed at {number}: {first.mesh.heard.get(life)}"
-                    )
+                if (heard := first.mesh.heard.get(life, 0)) != number:
+                    self.violations.add("closed", f"{peer.name}: {life} was closed at {number}: {heard}")
 
 
 def _version(peer: CountingLearner) -> dict[str, int]:
     return {life: number for life, number in peer.mesh.heard.items() if number}
 
 
+class PeersPlan(SeedPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
+    of = "peers"
+    founders: int = 1
+    told: bool = False  # the launcher reports deaths at once
+    send: str = "all"  # or owned
+    slots: int = 30  # to be learned
+    told_every: int = 1  # slots
+    took: int = 20  # milliseconds for one, at most
+
+    @classmethod
+    def draw(cls, seed: int) -> PeersPlan:
+        random = Random(f"{seed}/peers")
+        founders, lasts = random.choice([1, 2, 2, 3, 3, 4, 5, 6]), random.choice([4_000, 8_000, 14_000])
+        delay, told = random.choice([1, 1, 5, 30]), random.random() < 0.5
+        random.choice([100, 300, 700])  # no longer used: without it all seeds would be other runs
+        plan = cls(
+            seed=seed,
+            founders=founders,
+            lasts=lasts,
+            delay=delay,
+            told=told,
+            send=random.choice(["all", "all", "all", "owned"]),
+            slots=random.choice([30, 100, 250]),
+            told_every=random.choice([1, 3, 8]),
+            took=random.choice([20, 200, 400]),
+            scale=draw_scale(seed),
+        )
+        families = random.sample(list(_DRAW), random.choice([0, 1, 2, 2, 3, 4, 5]))
+        faults = [fault for family in families for fault in _DRAW[family](plan, random)]
+        if random.random() < 0.1:
+            faults += _hushed(plan, random)
+        return replace(plan, faults=by_time(faults))
+
+
+def _times(plan: PeersPlan, random: Random, most: int) -> list[int]:
+    return [random.randrange(plan.lasts) for _ in range(random.randint(1, most))]
+
+
+Family = Callable[[PeersPlan, Random], list[Fault]]
+
+
+def _strikes(kind: str, most: int, lasts: list[int] | None = None, hows: list[str] | None = None) -> Family:
+    def draw(plan: PeersPlan, random: Random) -> list[Fault]:
+        faults = []
+        for at in _times(plan, random, most):
+            long, pick = random.choice(lasts) if lasts else 0, random.random()
+            faults.append(Fault(kind, at, long, pick=pick, how=random.choice(hows) if hows else ""))
+        return faults
+
+    return draw
+
+
+def _crowd(plan: PeersPlan, random: Random) -> list[Fault]:
+    """Several peers join at once, through different peers."""
+    at = random.randrange(plan.lasts)
+    return [Fault("join", at + random.randrange(50), pick=random.random()) for _ in range(random.randint(2, 4))]
+
+
+def _row(plan: PeersPlan, random: Random) -> list[Fault]:
+    """Peers die one after the other, up to all but one."""
+    at, gap = random.randrange(plan.lasts), random.choice([0, 20, 400])
+    return [
+        Fault("crash", at + i * gap, random.choice([0, 1_000]), pick=random.random())
+        for i in range(random.randint(2, 5))
+    ]
+
+
+def _half_joined(plan: PeersPlan, random: Random) -> list[Fault]:
+    """The donor, the newcomer or another peer dies during a model transfer."""
+    faults = []
+    for at in _times(plan, random, 2):
+        faults += [Fault("join", at, pick=random.random())]
+        faults += [Fault("join", at + random.randrange(30), pick=random.random())]
+        who = random.random(), random.choice(["donor", "donor", "newcomer", "other"])
+        faults += [Fault("crash on piece", at, pick=who[0], how=who[1])]
+    return faults
+
+
+def _hushed(plan: PeersPlan, random: Random) -> list[Fault]:
+    """A newcomer copies words that no other peer has heard, and the donor dies."""
+    at = random.randrange(plan.lasts)
+    crash = Fault("crash on piece", at + 300, pick=random.random() / 3, how="donor")
+    return [Fault("hush", at, 3_000), Fault("join", at + 300, pick=random.random()), crash]
+
+
+def _cuts(plan: PeersPlan, random: Random) -> list[Fault]:
+    """Cuts between two peers, in one direction, or around one peer."""
+    return [
+        Fault("cut", at, random.choice([500, 3_000, 7_000]), pick=random.random(), other=random.random(), how=how)
+        for at in _times(plan, random, 3)
+        for how in (random.choice(["both", "one way", "all in", "all out", "alone"]),)
+    ]
+
+
+def _partition(plan: PeersPlan, random: Random) -> list[Fault]:
+    at, lasts = random.randrange(plan.lasts), random.choice([1_000, 6_000, 8_000])
+    return [Fault("part", at, lasts, pick=random.random(), other=random.random())]
+
+
+def _weather(kind: str, rates: list[float]) -> Family:
+    return lambda plan, random: [
+        Fault(kind, at, random.choice([1_000, 5_000]), rate=random.choice(rates)) for at in _times(plan, random, 2)
+    ]
+
+
+_DRAW: dict[str, Family] = {
+    "joins": _strikes("join", 4),
+    "crowd": _crowd,
+    "leaves": _strikes("leave", 2),
+    "crashes": _strikes("crash", 3, [0, 0, 500, 3_000], ["", "", "lead"]),
+    "row": _row,
+    "half joined": _half_joined,
+    "mid word": _strikes("crash on word", 3, [0, 1_000]),  # it has sent a word to some peers only
+    "pauses": _strikes("pause", 2, [300, 2_000, 6_500, 9_000]),
+    "cuts": _cuts,
+    "partition": _partition,
+    "loss": _weather("loss", [0.05, 0.2, 0.5]),
+    "repeat": _weather("repeat", [0.2, 0.5]),
+    "slow": _weather("slow", [0.05, 0.2]),
+}
+
+
 PEERS = Scenario(
     name="peers",
     draw=PeersPlan.draw,
     run=lambda plan, trace: PeersScenario(plan, trace).verdict(),
-    sometimes=(
-        *("claims refused", "donors lost", "elections", "filled", "gone", "handed on", "put out", "rejoined"),
-        *("repeated words", "said again", "slots dealt again", "words of owners"),
-        *each("fault", "crash", "crash lead", "crash on piece", "crash on word", "cut", "hush", "join", "leave"),
-        *each("fault", "part", "pause"),
-        *each("network", "cut off", "lost", "repeated", "slow", "very late"),
-    ),
+    sometimes=counters("""
+        claims refused; donors lost; elections; filled; gone; handed on; put out; rejoined
+        repeated words; said again; slots dealt again; words of owners
+        fault: crash; crash lead; crash on piece; crash on word; cut; hush; join; leave; part; pause
+        network: cut off; lost; repeated; slow; very late
+    """),
 )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from traceback import format_tb
@@ -36,7 +37,8 @@ class Violation:
 
 class Violations(list[Violation]):
     def add(self, rule: str, what: str) -> None:
-        self.append(Violation(rule, what))
+        if (found := Violation(rule, what)) not in self:
+            self.append(found)
 
 
 @dataclass(slots=True)
@@ -55,27 +57,21 @@ class Verdict:
 
 
 def judge(
-    plan: Any,
-    run: Callable[[], Iterable[Violation]],
-    worlds: list[World],
-    counts: Counter[str],
-    history: list[Event] | None = None,
+    plan: Any, run: Callable[[], Iterable[Violation]], worlds: list[World], history: list[Event] | None = None
 ) -> Verdict:
-    """Run a plan, in worlds that may be added meanwhile; ``counts`` gets those of the worlds."""
+    """Run a plan, in worlds that may be added meanwhile."""
     try:
         violations = list(run())
     except Exception as error:  # no node may ever let one reach the scenario
         what = f"{error}: {format_tb(error.__traceback__)[-1]}"
         violations = [Violation(f"raised {type(error).__name__}", what)]
-    for world in worlds:
-        counts.update({what if ":" in what else f"network: {what}": n for what, n in world.counts.items()})
     return Verdict(
         plan,
         violations,
         sum(world.events for world in worlds),
         sum(world.now for world in worlds) / SECOND,
         "".join(world.digest for world in worlds),
-        counts,
+        sum((world.counts for world in worlds), Counter[str]()),
         history or [],
     )
 
@@ -110,9 +106,13 @@ class Scenario:
         return self.mutants[mutant]() if mutant else nullcontext()
 
 
-def each(prefix: str, *what: str) -> Iterator[str]:
-    """Names of counters with a common prefix."""
-    return (f"{prefix}: {one}" for one in what)
+def counters(text: str) -> tuple[str, ...]:
+    """Names of counters, from lines of ``prefix: name; name`` or ``name; name``."""
+    found: list[str] = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        prefix, colon, names = line.rpartition(": ")
+        found += (prefix + colon + name for name in names.split("; "))
+    return tuple(found)
 
 
 def scenario(name: str) -> Scenario:
@@ -163,19 +163,12 @@ def simulate_many(
 ) -> SeedTotals:
     totals = SeedTotals(of)
     chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
-    for part in _chunk_totals(chunks, min(jobs or os.cpu_count() or 1, len(chunks)), mutant, of):
-        totals.add(part)
-        progress(totals)
+    jobs = min(jobs or os.cpu_count() or 1, len(chunks))
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) if jobs > 1 else nullcontext() as pool:
+        for part in (pool.map if pool else map)(run_chunk, chunks, repeat(mutant), repeat(of)):
+            totals.add(part)
+            progress(totals)
     return totals
-
-
-def _chunk_totals(chunks: list[range], jobs: int, mutant: str, of: str) -> Iterator[SeedTotals]:
-    if jobs == 1:
-        for chunk in chunks:
-            yield run_chunk(chunk, mutant, of)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(run_chunk, chunks, [mutant] * len(chunks), [of] * len(chunks))
 
 
 def run_chunk(seeds: range, mutant: str = "", of: str = "store") -> SeedTotals:
@@ -183,12 +176,7 @@ def run_chunk(seeds: range, mutant: str = "", of: str = "store") -> SeedTotals:
     with chosen.mutated(mutant):
         for seed in seeds:
             verdict = chosen.simulate(seed)
-            totals.seeds += 1
-            totals.events += verdict.events
-            totals.virtual_seconds += verdict.seconds
-            totals.counts.update(verdict.counts)
-            if not verdict.ok:
-                totals.broken += [(str(verdict.plan), str(one)) for one in verdict.violations]
-                if totals.first_broken is None:
-                    totals.first_broken = seed
+            broken = [(str(verdict.plan), str(one)) for one in verdict.violations]
+            first = seed if broken else None
+            totals.add(SeedTotals(of, 1, verdict.events, verdict.seconds, verdict.counts, broken, first))
     return totals

@@ -18,7 +18,7 @@ MOST_TRIES = 400
 
 
 def broken_rule(plan: SeedPlan) -> str:
-    return rule.rule if (rule := first_violation(plan)) is not None else ""
+    return getattr(first_violation(plan), "rule", "")
 
 
 def first_violation(plan: SeedPlan) -> Violation | None:
@@ -36,18 +36,17 @@ def shrink(
     rule, tries = broken_rule(plan), 0
     if not rule:
         return plan
-    going = True
-    while going:
-        going = False
+    while True:
         for smaller in _smaller(plan):
             if tries >= most:
                 return plan
             tries += 1
             if broken_rule(smaller) == rule:
-                plan, going = smaller, True
+                plan = smaller
                 tried(tries, plan)
                 break  # find the possible cuts again
-    return plan
+        else:
+            return plan
 
 
 def _smaller(plan: SeedPlan) -> Iterator[SeedPlan]:

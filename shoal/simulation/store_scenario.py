@@ -6,33 +6,30 @@ a pull returns says which pushes it contains; ``store_checker`` reads the promis
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
-
-import numpy as np
 
 from shoal import limits
 from shoal.errors import ShoalError
 from shoal.events import RolledBack, RunEvent
 from shoal.job import Job
+from shoal.limits import COORDINATOR
 from shoal.nodes.factory import make_scheduler
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.worker import Worker
-from shoal.simulation import moves_plan
+from shoal.simulation import moves_driver
 from shoal.simulation import store_workload as workload
 from shoal.simulation.cluster import (
-    COORDINATOR,
     SimulatedCluster,
     calls_of,
+    client_counts,
     close_coroutines,
     pull_until_answered,
     servers_joined,
 )
 from shoal.simulation.faults import Fault, FaultPlan
 from shoal.simulation.moves_driver import ElasticDriver
-from shoal.simulation.nemesis import Nemesis
-from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, judge
+from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, counters, judge
 from shoal.simulation.store_checker import OwnershipChecker, check, check_end, differences, left_behind, settled
 from shoal.simulation.store_workload import COLUMNS, NAME, TABLE, BackgroundLoad, HistoryRecorder, SimulatedDealer
 from shoal.simulation.world import World
@@ -55,8 +52,7 @@ def idle_scheduler() -> Scheduler:
 class StoreRun:
     def __init__(self, plan: FaultPlan, trace: Trace | None = None) -> None:
         self.plan = plan
-        self.world = World(plan.seed)
-        self.world.trace = trace
+        self.world = World(plan.seed, trace)
         self.world.after_event = self._after_event
         self.world.on_crash = self._crashed
         self.recorder = HistoryRecorder(plan, lambda: self.world.now)
@@ -65,30 +61,28 @@ class StoreRun:
         self.dealer = SimulatedDealer(plan)
         self.cluster = SimulatedCluster(self.world, plan, idle_scheduler)
         self.rollbacks: list[Violation] = []
-        self.owners, self.elastic = OwnershipChecker(self.cluster), ElasticDriver(self.cluster, plan)
+        self.owners, self.elastic = OwnershipChecker(self.cluster), ElasticDriver(self.cluster, plan, self)
         self.recorder.takes = self.elastic.stragglers.takes
         self.world.on_tell = self._told
         self.bystander = BackgroundLoad(plan, limits.SEGMENTS_PER_SERVER * plan.servers)
-        self.counts: Counter[str] = Counter()
         self.workers: dict[str, Worker] = {}
         self.pushed: dict[str, list[int]] = {}  # plain clients: pushes begun over all lives
         self._lives: dict[str, Task] = {}
         self._life = 0
         self._members: dict[str, int] = {}
         self._view = (0, 0)
-        self._silent = False
+        self._hangs: set[str] = set()
         self._healed = 0  # when, if all is
         self._unanswered: dict[Worker, int] = {}  # calls of each that ended so
-        self._wronged = False  # one of them for no reason
         self._failure: Exception | None = None
         self.everyone: list[Worker] = []
 
     def verdict(self) -> Verdict:
         with workload.small_limits(self.plan):
-            found = judge(self.plan, self._run, [self.world], self.counts, self.recorder.history)
+            found = judge(self.plan, self._run, [self.world], self.recorder.history)
         close_coroutines(self.everyone)
         for part in _counters(self):
-            self.counts.update(part)
+            found.counts.update(part)
         return found
 
     def _run(self) -> list[Violation]:
@@ -100,7 +94,7 @@ class StoreRun:
             return [Violation("I13 live", "no table after 20 s without any fault")]
         for name in self.plan.worker_names:
             self._start(name)
-        self.elastic.nemesis = nemesis = Nemesis(self.world, self.plan, self)
+        nemesis = self.elastic.nemesis
         nemesis.begin()
         if "bystander" in self.plan.habits:
             self._stand_by()
@@ -118,12 +112,7 @@ class StoreRun:
         violations += [*self.bystander.violations, *self.elastic.check(self.recorder.history)]
         violations += self._check_end(operator)
         violations += self._check_copies()
-        if self._silent:
-            violations.append(Violation("I14 no hang", "a call was silent past its deadline"))
-        if self._wronged:
-            what = "a server that is here was called silent, long after all was healed"
-            violations.append(Violation("I14 no hang", what))
-        return violations
+        return violations + [Violation("I14 no hang", what) for what in sorted(self._hangs)]
 
     async def _create(self, operator: Worker) -> None:
         await servers_joined(operator, self.plan.servers)
@@ -159,9 +148,6 @@ class StoreRun:
             return True
         return self.cluster.crash(fault.who, fault.how == "seen")
 
-    def may_silence(self, name: str) -> bool:
-        return self.cluster.may_silence(name)
-
     def restart(self, name: str) -> None:
         if name in self.workers:
             self.dealer.give_back(name)
@@ -176,7 +162,7 @@ class StoreRun:
             self.world.at(until, lambda: self._twin_ended(worker))
         elif fault.kind == "rogue":
             if (sent := workload.nonsense(self.plan, self.workers[fault.who], fault.how)) is not None:
-                self._counted("rogue pushes")
+                self.world.counts["rogue pushes"] += 1
                 self.world.send(fault.who, fault.others[0], *sent)
         else:
             return self.elastic.carry_out(fault, until)
@@ -195,13 +181,12 @@ class StoreRun:
         role = "client" if self.plan.kind == "clients" else "worker"
         worker = Worker(name, role, f"life-{self._life}", seed=self._life)
         self.everyone.append(worker)
-        worker.on_fenced = lambda: self._counted("fenced workers")
+        worker.on_fenced = lambda: self.world.counts.update(["fenced workers"])
         random = Random(f"{self.plan.seed}/{name}/{self._life}")
         if self.plan.kind == "clients":
             column = int(name.rpartition("-")[2])
-            life = worker.start(
-                workload.client_life(worker, self.recorder, column, self.pushed.setdefault(name, [0]), random)
-            )
+            pushed = self.pushed.setdefault(name, [0])
+            life = worker.start(workload.client_life(worker, self.recorder, column, pushed, random))
         else:
             if self.plan.kind == "step":
                 hand = worker.start(workload.returned_slots_life(worker, self.recorder, self.dealer, random))
@@ -223,7 +208,7 @@ class StoreRun:
 
     def _again(self, worker: Worker) -> None:
         if self.workers[worker.name] is worker and worker.name in self.world.hosts:
-            self._counted("lives that stopped")
+            self.world.counts["lives that stopped"] += 1
             self.world.crash(worker.name)
             self.restart(worker.name)
 
@@ -276,9 +261,6 @@ class StoreRun:
             self.rollbacks.append(Violation("P1 kept", why))
         self.elastic.told(event)
 
-    def _counted(self, what: str) -> None:
-        self.counts[what] += 1
-
     def _after_event(self, name: str) -> None:
         self.elastic.after_event(name)
         if name == COORDINATOR:
@@ -286,7 +268,8 @@ class StoreRun:
         elif (worker := self.workers.get(name)) is not None:
             pending = worker.client.dispatcher.inflight.requests.values()
             deadline = worker.now - worker.member.timing.silence - worker.member.timing.resend_most
-            self._silent |= any(one.last_sign < deadline for one in pending)
+            if any(one.last_sign < deadline for one in pending):
+                self._hangs.add("a call was silent past its deadline")
             self._see_unanswered(worker)
 
     def _see_unanswered(self, worker: Worker) -> None:
@@ -294,8 +277,9 @@ class StoreRun:
         count = worker.client.session.counts["unanswered"]
         if count > self._unanswered.get(worker, 0):
             self._unanswered[worker] = count
-            self._wronged |= 0 < self._well_since() < self.world.now - 2 * worker.member.timing.silence
-            self._counted("unanswered")
+            if 0 < self._well_since() < self.world.now - 2 * worker.member.timing.silence:
+                self._hangs.add("a server that is here was called silent, long after all was healed")
+            self.world.counts["unanswered"] += 1
 
     def _well_since(self) -> int:
         """When the last obstacle to answers ended; 0: not yet. A pause may outlast the healing."""
@@ -315,29 +299,18 @@ class StoreRun:
     def _check_end(self, operator: Worker) -> list[Violation]:
         layout = operator.client.session.layout(TABLE)
         task = operator.start(pull_until_answered(operator, TABLE, self.recorder.everything(layout)))
-        self.world.poke("operator")
+        self.world.tell("operator")
         if not self._until(lambda: task.done, self._live_within) or task.error is not None:
             return [Violation("I13 live", f"the last pull: {task.error or 'no answer'}")]
-        found: np.ndarray = task.value
-        values = found.reshape(-1, self.recorder.columns + 1)
-        sums = [float(value) for value in values[:, -1]]
-        return check_end(
-            self.plan,
-            self.recorder.history,
-            self.dealer.void,
-            self.recorder.seen(found),
-            sums,
-            workload.in_order(self.plan, self.dealer.void),
-        )
+        return check_end(self.plan, self.recorder.history, self.dealer.void, self.recorder.table(task.value))
 
     def _check_copies(self) -> list[Violation]:
         """I7; and I8 and I12 a little later, when nothing is under way."""
         later = self.world.now + REST
         self.world.at(later, lambda: None)
         self._until(lambda: self.world.now >= later, 2 * REST)
-        self._until(
-            lambda: self._at_rest() and settled(self.cluster), self._live_within
-        )  # something may have moved since
+        # something may have moved since
+        self._until(lambda: self._at_rest() and settled(self.cluster), self._live_within)
         return [*self.owners.violations, *differences(self.cluster), *left_behind(self.cluster)]
 
 
@@ -352,9 +325,8 @@ def _counters(run: StoreRun) -> Iterator[dict[str, int]]:
             yield {f"server: {what}": n for what, n in holding.counts.items()}
             if holding.primary is not None:
                 yield {f"server: {what}": n for what, n in holding.primary.counts.items()}
+    yield from client_counts(run.everyone)
     for worker in run.everyone:
-        yield {f"client: {what}": n for what, n in worker.client.session.counts.items()}
-        yield {"client: resent": worker.client.dispatcher.inflight.resent}
         yield {f"client: lists, {what}": n for what, n in worker.client.session.key_cache.counts.items()}
 
 
@@ -366,42 +338,37 @@ STORE = Scenario(
     name="store",
     draw=FaultPlan.draw,
     run=run_plan,
-    sometimes=(
-        "fenced workers",
-        "lives that stopped",
-        "rogue pushes",
-        "slots that took longer",
-        *each("client", "busy", "counted before", "fenced", "late answers", "lists, forgotten"),
-        *each("client", "lists, hits", "resent", "unanswered"),
-        *each("coordinator", "fenced", "filled", "late hello", "removed", "shrunk"),
-        "disk: records refused by a full disk",
-        "disk: records that were never acknowledged, and survived",
-        *each("fault", "clog", "crash coordinator", "crash server", "crash worker", "cut coordinator"),
-        *each("fault", "cut server", "cut worker", "pause coordinator", "pause server", "pause worker"),
-        *each("fault", "full coordinator", "halting worker", "rogue", "slower worker", "stall worker"),
-        *each("fault", "twin server", "twin worker", "withheld"),
-        *each("network", "clogged", "cut off", "dropped", "lost", "repeated", "slow", "very late"),
-        *each("rare", "adopt with changes", "coordinator crashed during a failover"),
-        *each("rare", "coordinator crashed during a fill", "duplicate reached the new primary"),
-        *each("rare", "filled with what was counted", "levels with changes"),
-        *each("rare", "server crashed during a fill", "told by a deposed server"),
-        *each("server", "lists let go", "another life", "fenced", "held again", "levelled", "moved"),
-        *each("server", "opening", "out of order", "promoted", "refused", "repeated"),
-        *each("server", "returned from parking", "steps", "view behind", "void", "waited"),
-        "servers that ended: refused",
-    ),
+    sometimes=counters("""
+        fenced workers; lives that stopped; rogue pushes; slots that took longer
+        client: busy; counted before; fenced; late answers; lists, forgotten; lists, hits; resent
+        client: unanswered
+        coordinator: fenced; filled; late hello; removed; shrunk
+        disk: records refused by a full disk
+        disk: records that were never acknowledged, and survived
+        fault: clog; crash coordinator; crash server; crash worker; cut coordinator; cut server
+        fault: cut worker; pause coordinator; pause server; pause worker; full coordinator; rogue
+        fault: halting worker; slower worker; stall worker; twin server; twin worker; withheld
+        network: clogged; cut off; dropped; lost; repeated; slow; very late
+        rare: adopt with changes; coordinator crashed during a failover; levels with changes
+        rare: coordinator crashed during a fill; duplicate reached the new primary
+        rare: filled with what was counted; server crashed during a fill; told by a deposed server
+        server: lists let go; another life; fenced; held again; levelled; moved; opening
+        server: out of order; promoted; refused; repeated; returned from parking; steps
+        server: view behind; void; waited
+        servers that ended: refused
+    """),
 )
 MOVES = Scenario(
     name="moves",
-    draw=moves_plan.draw,
+    draw=moves_driver.draw,
     run=run_plan,
-    sometimes=(
-        "coordinator: segments split",
-        *each("fault", "ambush", "drain server", "far server", "freeze server", "join server", "roll"),
-        *each("fault", "sluggish coordinator"),
-        *each("moves", "named", "copied", "full", "handed", "given up", "rolled through all servers"),
-        *each("moves", "servers that left", "servers that came back", "told that it was handed over"),
-        "network: far",
-        "servers that ended: refused",
-    ),
+    sometimes=counters("""
+        coordinator: segments split
+        fault: ambush; drain server; far server; freeze server; join server; roll
+        fault: sluggish coordinator
+        moves: named; copied; full; handed; given up; rolled through all servers
+        moves: servers that left; servers that came back; told that it was handed over
+        network: far
+        servers that ended: refused
+    """),
 )

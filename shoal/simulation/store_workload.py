@@ -27,11 +27,11 @@ from shoal.keys import KeyList, Keys, Values
 from shoal.limits import MILLISECOND
 from shoal.nodes.worker import Worker
 from shoal.simulation.faults import FaultPlan
-from shoal.simulation.scenarios import Violation
-from shoal.simulation.store_checker import steps_of
+from shoal.simulation.scenarios import Violations
+from shoal.simulation.store_checker import delicate, slot_name
 from shoal.store.client.split import Layout
 from shoal.store.client.task import Task
-from shoal.tables import Dense, Sparse, Step, Table
+from shoal.tables import Dense, Sparse, Step
 from shoal.wire import messages as m
 
 TABLE = "model"
@@ -66,7 +66,6 @@ class SimulatedDealer:
         self._out: dict[int, list[str]] = {}
         self._copies = "second copies" in plan.habits
         self.done: set[int] = set()
-        self.twice: set[int] = set()  # slots that more than one worker had
         self.void = {slot for slot in range(plan.slots) if "void" in plan.habits and self._random.random() < 0.2}
         self._all = plan.slots
 
@@ -75,8 +74,8 @@ class SimulatedDealer:
         return len(self.done) == self._all
 
     def take(self, worker: str) -> int | None:
-        if self._again:
-            return self._deal(self._again.popleft(), worker)
+        if (slot := self.take_again(worker)) is not None:
+            return slot
         if self._copies and self._out and self._random.random() < 0.25:
             slot = self._random.choice(sorted(self._out))
             if worker not in self._out[slot]:
@@ -87,10 +86,7 @@ class SimulatedDealer:
         return self._deal(self._again.popleft(), worker) if self._again else None
 
     def _deal(self, slot: int, worker: str) -> int:
-        holders = self._out.setdefault(slot, [])
-        if holders or slot in self.twice:
-            self.twice.add(slot)
-        holders.append(worker)
+        self._out.setdefault(slot, []).append(worker)
         return slot
 
     def counted(self, slot: int) -> None:
@@ -101,7 +97,6 @@ class SimulatedDealer:
         for slot in sorted(self._out):
             if worker in self._out[slot]:
                 self._out[slot] = [holder for holder in self._out[slot] if holder != worker]
-                self.twice.add(slot)
                 if not self._out[slot]:
                     del self._out[slot]
                     self._again.append(slot)
@@ -115,8 +110,7 @@ class HistoryRecorder:
         self.history: list[Event] = []
         self._calls = 0
         self.on_broken: Callable[[Worker], None] = lambda worker: None  # a push failed for good
-        # how long a computation takes
-        self.takes: Callable[[str, int], int] = lambda worker, nanoseconds: nanoseconds
+        self.takes: Callable[[str, int], int] = lambda worker, computing: computing
         self._steps: dict[tuple[Worker, int], int] = {}  # last step, by worker and number of fences
         self.columns = plan.slots if plan.kind != "clients" else plan.workers
         self._lists: dict[int, KeyList] = {}  # reused by all lives of all workers
@@ -127,9 +121,6 @@ class HistoryRecorder:
     def starts(self, layout: Layout) -> Keys:
         """The first keys of the original segments, some of which may be split."""
         return np.arange(0, layout.spec.span, COLUMNS, dtype=np.uint64)
-
-    def keys(self, layout: Layout, column: int) -> Keys:
-        return self.starts(layout) + np.uint64(column)
 
     def everything(self, layout: Layout) -> Keys:
         columns: Keys = np.arange(self.columns + 1, dtype=np.uint64)
@@ -144,9 +135,9 @@ class HistoryRecorder:
             listed = self._lists[column] = KeyList(keys)
         return listed
 
-    def seen(self, values: Values) -> list[list[int]]:
-        rows: list[list[int]] = values.reshape(-1, self.columns + 1)[:, :-1].astype(np.int64).tolist()
-        return rows
+    def table(self, values: Values) -> Values:
+        """By segment: the counts of all columns, then the sum of all values."""
+        return values.reshape(-1, self.columns + 1)
 
     async def pull(self, worker: Worker, layout: Layout, clock: int | None, enter: bool = False) -> None:
         client = worker.client
@@ -159,7 +150,8 @@ class HistoryRecorder:
         self, worker: Worker, layout: Layout, column: int, amounts: Values, number: int, void: bool = False
     ) -> Task:
         plan = self.plan
-        keys: Keys = np.sort(np.concatenate([self.keys(layout, column), self.keys(layout, self.columns)]))
+        starts = self.starts(layout)
+        keys: Keys = np.sort(np.concatenate([starts + np.uint64(column), starts + np.uint64(self.columns)]))
         slot = None if plan.kind == "clients" else slot_name(plan, number)
         step = self._next_step(worker) if plan.kind == "each" else None
         task = worker.client.push(TABLE, self.again(column, keys), amounts, slot=slot, step=step, void=void)
@@ -188,32 +180,9 @@ class HistoryRecorder:
     def _ended(self, call: int, task: Task) -> None:
         if task.error is not None:
             self.history.append(End(self.now(), call, "unknown", f"{type(task.error).__name__}: {task.error}"))
-        else:
-            self.history.append(End(self.now(), call, "ok", "", [] if task.value is None else self.seen(task.value)))
-
-
-def slot_name(plan: FaultPlan, number: int) -> tuple[int, int]:
-    """(epoch, number) of the n-th slot of the whole job."""
-    if plan.kind != "step" or plan.slots_per_pass is None:
-        return 0, number
-    return divmod(number, plan.slots_per_pass)
-
-
-def delicate(plan: FaultPlan, slot: int) -> float:
-    """Numbers that cancel within a step: another order of addition gives another sum."""
-    place = slot_name(plan, slot)[1] % plan.slots_per_step
-    return (2.0**60, 1.5 + slot, -(2.0**60), 0.75 + slot)[place % 4]
-
-
-def in_order(plan: FaultPlan, void: set[int]) -> float:
-    """The result of one process: each step's slots added in order, then one update."""
-    total = np.float32(0)
-    for slots in steps_of(plan):
-        step = 0.0
-        for slot in slots:
-            step += float(np.float32(delicate(plan, slot))) if slot not in void else 0.0
-        total = np.float32(float(total) + float(np.float32(step)))
-    return float(total)
+            return
+        seen = [] if task.value is None else self.table(task.value)[:, :-1].astype(np.int64).tolist()
+        self.history.append(End(self.now(), call, "ok", seen=seen))
 
 
 async def client_life(worker: Worker, recorder: HistoryRecorder, column: int, done: list[int], random: Random) -> None:
@@ -378,31 +347,25 @@ NAME = "bystander"
 class BackgroundLoad:
     def __init__(self, plan: FaultPlan, segments: int) -> None:
         self.plan, self._random = plan, Random(f"{plan.seed}/bystander")
-        self.sent = self.acked = self.failed = 0
-        self.violations: list[Violation] = []
+        self.sent = self.acked = 0
+        self.violations = Violations()
         self.stopped = False
-        self.done = False
         self._span, self._pause = WIDTH * segments, 60 if plan.balance == "load" else 300
         hot = plan.balance == "load"  # it pushes to the first segment only, which is split for it
         self._keys: Keys = np.arange(0, WIDTH if hot else self._span, 1 if hot else WIDTH, dtype=np.uint64)
 
-    def spec(self) -> Table:
-        return Sparse(keys=self._span) if self.plan.dense else Dense(rows=self._span)
-
     async def life(self, worker: Worker, came_to_rest: Callable[[], bool]) -> None:
-        await self._create(worker)
+        while ASIDE not in worker.client.session.layouts:
+            await worker.sleep(50 * MILLISECOND)
+            spec = Sparse(keys=self._span) if self.plan.dense else Dense(rows=self._span)
+            with contextlib.suppress(ShoalError):  # too late an answer, or done by a former life
+                await worker.client.create(ASIDE, spec)
         while not self.stopped or not came_to_rest():
             await worker.sleep(self._random.randrange(20, self._pause) * MILLISECOND)
             await self._once(worker)
-        while not self.done:  # the last word
-            self.done = await self._look(worker)
+        while not await self._look(worker):  # the last word
             await worker.sleep(100 * MILLISECOND)
-
-    async def _create(self, worker: Worker) -> None:
-        while ASIDE not in worker.client.session.layouts:
-            await worker.sleep(50 * MILLISECOND)
-            with contextlib.suppress(ShoalError):  # too late an answer, or done by a former life
-                await worker.client.create(ASIDE, self.spec())
+        await worker.sleep(100 * MILLISECOND)
 
     async def _once(self, worker: Worker) -> None:
         if self._random.random() < 0.3:
@@ -412,7 +375,6 @@ class BackgroundLoad:
         try:
             await worker.client.push(ASIDE, self._keys, np.ones(len(self._keys), np.float32))
         except ShoalError:
-            self.failed += 1
             await worker.sleep(100 * MILLISECOND)
         else:
             self.acked += 1
@@ -425,5 +387,5 @@ class BackgroundLoad:
             return False
         if not ((least <= found) & (found <= self.sent)).all():
             what = f"the table aside has {found.tolist()}, acknowledged were {least} pushes of {self.sent}"
-            self.violations.append(Violation("I1 exactly once", what))
+            self.violations.add("I1 exactly once", what)
         return True

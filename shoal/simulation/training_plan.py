@@ -66,10 +66,6 @@ class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True
         return self.kind == "each"
 
     @property
-    def rows(self) -> int:
-        return self.batch * (self.slots_per_pass or 1)
-
-    @property
     def worker_names(self) -> list[str]:
         return [member_name(f"worker-{i}", self.group) for i in range(self.workers)]
 
@@ -114,16 +110,6 @@ class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True
         servers, workers = self.next_servers, min(self.next_workers, self.settings.get("parts", self.next_workers))
         copies = min(self.copies, servers)
         return replace(self, ends=0, workers=workers, servers=servers, copies=copies, faults=(), beyond=False)
-
-    def __str__(self) -> str:
-        copies = f", {self.copies} copies" if self.copies > 1 else ""
-        again = f"; ends at {self.ends} ms, again with {self.next_workers}+{self.next_servers}" if self.ends else ""
-        return (
-            f"seed {self.seed}: {self.strategy} {self.settings}, {self.slots_per_pass} slots a pass of {self.batch} rows, "
-            f"stop {self.stop}, evaluate {self.evaluate:g}, {self.servers} servers{copies}, {self.workers} workers"
-            f"{' in a group' if self.group else ''}{again}, checkpoint {self.checkpoint}, "
-            f"{self.described_faults()}; habits: {', '.join(self.habits) or 'none'}"
-        )
 
 
 def draw(seed: int) -> TrainingPlan:

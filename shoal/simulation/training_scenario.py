@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
 from typing import Any
@@ -31,12 +30,11 @@ from shoal.nodes.strategy import TABLE, TALLY
 from shoal.schedule.intervals import spread
 from shoal.schedule.slot_queue import DEATHS
 from shoal.schedule.stop_rules import ENDLESS
-from shoal.simulation.cluster import calls_of
+from shoal.simulation.cluster import calls_of, client_counts
 from shoal.simulation.reference import weights_by_step
-from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, each, judge
+from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, counters, judge
 from shoal.simulation.training_plan import STEP, TrainingPlan, draw
-from shoal.simulation.training_watch import PartsWatch
-from shoal.simulation.training_world import BEGINS_WITHIN, Origin, TrainingWorld, nemesis_of, paced
+from shoal.simulation.training_world import BEGINS_WITHIN, Origin, PartsWatch, TrainingWorld, paced
 from shoal.simulation.world import World
 
 WAYS = 1_000  # block-proximal: combinations of holders that are tried
@@ -46,15 +44,10 @@ LEGITIMATE = (  # ends that a plan may bring about, with the words that say so
 )
 
 
-@dataclass(slots=True)
-class FinalTables:
-    weights: Values | None
-    tally: Values | None
-
-
 class TrainingChecker:
-    def __init__(self, run: TrainingWorld, ends: FinalTables, resumed: bool) -> None:
-        self.run, self.plan, self.ends, self.resumed = run, run.plan, ends, resumed
+    def __init__(self, run: TrainingWorld, weights: Values | None, tally: Values | None, resumed: bool) -> None:
+        """``weights`` and ``tally`` are the tables at the end, None if they could not be read."""
+        self.run, self.plan, self.weights, self.tally, self.resumed = run, run.plan, weights, tally, resumed
         self.work = run.scheduler.workload
         self.held = 0  # models compared with the serial run
         self._limit, self._limit_reason = limit_of(run.plan)
@@ -89,7 +82,7 @@ class TrainingChecker:
         failed = self.run.scheduler.failed
         if failed and not self._may_fail(failed):
             yield Violation("P10 goes on", f"the run failed: {failed}")
-        if (self.ends.weights is None or self.ends.tally is None) and not self.plan.beyond:
+        if (self.weights is None or self.tally is None) and not self.plan.beyond:
             yield Violation("I13 live", "the tables could not be read when it was over")
 
     def _may_fail(self, why: str) -> bool:
@@ -167,7 +160,7 @@ class TrainingChecker:
             at = self.work.slots_until(self.work.steps_until((at // every + 1) * every))
             planned.append(self.work.steps_until(at))
         if self.run.scheduler.counts["evaluations of a later step"]:
-            if not self.resumed and sum(one.client.session.role == "evaluator" for one in self.run.nodes.everyone) < 2:
+            if not self.resumed and self.run.evaluators < 2:
                 yield Violation("evaluations", "one of a later step than was asked for, and no evaluator was lost")
             return  # an evaluator died, and another judged what was there: the bits are checked
         for event in judged:
@@ -201,7 +194,7 @@ class TrainingChecker:
             yield Violation("evaluations", what)
 
     def _exactly_once(self) -> Iterator[Violation]:
-        tally, work, failed = self.ends.tally, self.work, bool(self.run.scheduler.failed)
+        tally, work, failed = self.tally, self.work, bool(self.run.scheduler.failed)
         if tally is None:
             return
         counted = np.array([work.is_counted(slot) for slot in range(len(tally))], np.float32)
@@ -214,15 +207,14 @@ class TrainingChecker:
             yield Violation("I1 exactly-once", f"{len(wrong)} slots of {int(counted.sum())}: {found}")
         if not failed and work.done != work.limit:
             yield Violation("I1 exactly-once", f"{work.done} slots are counted, {work.limit} were to be")
-        if self.plan.counts and not failed and self.ends.weights is not None:
-            yield from self._counted_in_weights(self.ends.weights)
+        if self.plan.counts and not failed and self.weights is not None:
+            yield from self._counted_in_weights(self.weights)
 
     @property
     def _may_have_more(self) -> bool:
-        """Slots may be in the model, but not yet in the journal of a scheduler that ended.
+        """Slots may be in the model, but not in the journal of a scheduler that ended.
 
-        They are assigned again and found counted, unless the run ends within an epoch, with other
-        slots of it.
+        They are found counted later, unless the run ends within an epoch without them.
         """
         return self.work.step is None and (self.run.scheduler._resumed or self.rolled_back)
 
@@ -247,13 +239,6 @@ class TrainingChecker:
             some = ", ".join(f"{found[one]:g} for {expected[one]:g}" for one in wrong[:6].tolist())
             yield Violation("I1 exactly-once", f"{len(wrong)} weights count other slots than were counted: {some}")
 
-    def _expected(self) -> Iterator[list[Values]]:
-        """The serial run's weights by step; several ways where a part changed its holder."""
-        steps, job, data = self.work.steps_until(self.work.limit) + 1, self.run.job, self.run.dataset
-        starts = self.run.starts
-        for holders in self.run.parts.holders(len(starts)):
-            yield list(islice(weights_by_step(job, data, self.work.voids, holders, starts), steps))
-
     @property
     def _is_exact(self) -> bool:
         """Whether no event happened that may change the bits."""
@@ -270,18 +255,24 @@ class TrainingChecker:
     def _same_bits(self) -> Iterator[Violation]:
         if self.work.step is None or not self._is_exact:
             return
-        found = [(event.steps, f"the model of evaluation {event.number}", weights) for event, weights in self._judged]
-        self.held += sum(weights is not None for _, _, weights in found)
-        if not self.run.scheduler.failed:
-            found.append((self.work.steps_until(self.work.limit), "the model", self.ends.weights))
-        models = [(step, what, weights) for step, what, weights in found if weights is not None]
-        wrong = ""
-        for way, expected in enumerate(self._expected()):
+        models = [
+            (event.steps, f"the model of evaluation {event.number}", weights)
+            for event, weights in self._judged
+            if weights is not None
+        ]
+        self.held += len(models)
+        if not self.run.scheduler.failed and self.weights is not None:
+            models.append((self.work.steps_until(self.work.limit), "the model", self.weights))
+        wrong, run, starts = "", self.run, self.run.starts
+        # The serial run's weights by step: several ways where a part changed its holder.
+        for way, holders in enumerate(run.parts.holders(len(starts))):
+            serial = weights_by_step(run.job, run.dataset, self.work.voids, holders, starts)
+            expected = list(islice(serial, self.work.steps_until(self.work.limit) + 1))
             other = next((one for one in models if not np.array_equal(one[2], expected[one[0]])), None)
             if other is None:
                 return
             if way == WAYS:
-                self.run.world.counts["rare: models that may be of too many hands"] += 1
+                run.world.counts["rare: models that may be of too many hands"] += 1
                 return
             wrong = wrong or f"{other[1]} is not the serial run's after step {other[0]}"
         yield Violation("P3 same bits", wrong)
@@ -309,15 +300,14 @@ class TrainingChecker:
         ends, reason = len(judged) - 1, ""
         mark, without = float("inf"), 0
         for place, event in enumerate(judged):
-            if event.test_loss < mark - rules.get("min_delta", 0.0):
-                mark, without = event.test_loss, 0
-            else:
-                without += 1
+            better = event.test_loss < mark - rules.get("min_delta", 0.0)
+            mark, without = (event.test_loss, 0) if better else (mark, without + 1)
             if event.test_loss <= rules.get("target_loss", -1.0):
-                ends, reason = place, f"target loss {rules['target_loss']:g} reached"
-                break
-            if without >= rules.get("patience", ENDLESS):
-                ends, reason = place, f"no improvement in {rules['patience']} evaluations"
+                reason = f"target loss {rules['target_loss']:g} reached"
+            elif without >= rules.get("patience", ENDLESS):
+                reason = f"no improvement in {rules['patience']} evaluations"
+            if reason:
+                ends = place
                 break
         if reason and len(judged) - 1 > ends + 1:
             yield Violation("stop rules", f"{reason!r} at evaluation {ends}, and it ended with {len(judged) - 1}")
@@ -348,11 +338,6 @@ def limit_of(plan: TrainingPlan) -> tuple[int, str]:
     return min(found)
 
 
-def patience_of(plan: TrainingPlan, limit: int) -> int:
-    """Milliseconds that a run may take after all is healed: its computing, and noticing a death."""
-    return 40_000 + limit * plan.think
-
-
 _WORDS = ("epoch", "step", "target", "improvement", "seconds")
 AFTER = 30 * SECOND  # the last fault, and all nodes are back
 
@@ -362,15 +347,16 @@ class TrainingScenario:
         self.plan, self.trace = plan, trace
         self.lives: list[TrainingWorld] = []
         self.worlds: list[World] = []
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # of all lives
         self.parts = PartsWatch()
 
     def verdict(self) -> Verdict:
         with paced(self.plan), self.parts.watching():
-            found = judge(self.plan, self._run, self.worlds, self.counts)
+            found = judge(self.plan, self._run, self.worlds)
+        found.counts.update(self.counts)
         for one in self.lives:
             one.close()
-            self.counts.update(_counts(one))
+            found.counts.update(_counts(one))
         return found
 
     def _run(self) -> list[Violation]:
@@ -388,9 +374,10 @@ class TrainingScenario:
         return [*_lost(first, origin), *(self._live(second, origin) or [])]
 
     def _life(self, plan: TrainingPlan, former: TrainingWorld | None = None) -> TrainingWorld:
-        disk = None if former is None else former.cluster.disk.crash(f"{plan.seed}/{plan.ends}")
-        run = TrainingWorld(plan, self.trace, disk=disk, number=len(self.lives), parts=self.parts)
-        run.dealt |= set() if former is None else former.dealt
+        run = TrainingWorld(plan, self.trace, len(self.lives), self.parts)
+        if former is not None:
+            run.cluster.disk = run.world.disk = former.cluster.disk.crash(f"{plan.seed}/{plan.ends}")
+            run.dealt |= former.dealt
         self.lives.append(run)
         self.worlds.append(run.world)
         return run
@@ -399,7 +386,7 @@ class TrainingScenario:
         """The violations of this life; None if it ended early without checks."""
         if not run.set_up(origin, self.plan.job):
             return [Violation("I13 live", "no tables 30 s after the beginning, without any fault")]
-        nemesis = nemesis_of(run)
+        nemesis = run.elastic.nemesis
         if "early faults" not in self.plan.habits:
             run.until(lambda: run.was_told(Started), BEGINS_WITHIN)
         began = run.world.now
@@ -412,15 +399,15 @@ class TrainingScenario:
             if not run.scheduler.ended:
                 return None
         run.until(lambda: nemesis.over or run.over, run.plan.lasts * MILLISECOND + AFTER)
-        nemesis.stop()
+        nemesis.heal()
         run.until(lambda: nemesis.over, AFTER)
-        within = patience_of(run.plan, min(run.scheduler.workload.limit, 4 * run.plan.slots)) * MILLISECOND
+        slots = min(run.scheduler.workload.limit, 4 * run.plan.slots)
+        within = (40_000 + slots * run.plan.think) * MILLISECOND  # to notice a death, and to compute
         if not run.until(lambda: run.over, within):
             return [Violation("I13 live", f"not over {within // SECOND} s after all was healed: {self._stuck(run)}")]
         if run.plan.group and "resume this run" in run.scheduler.failed and run.plan.beyond:
             return None
-        ends_with = FinalTables(run.pull(TABLE), run.pull(TALLY))
-        checker = TrainingChecker(run, ends_with, origin is not None)
+        checker = TrainingChecker(run, run.pull(TABLE), run.pull(TALLY), origin is not None)
         found = [*run.staleness.violations[:3], *run.delays.violations[:3], *run.elastic.violations, *checker.check()]
         if run.auditor is not None:
             found += run.auditor.violations[:3]
@@ -432,7 +419,7 @@ class TrainingScenario:
         scheduler = run.scheduler
         work = scheduler.workload
         parts = [f"{work.done} of {work.limit} slots, over {scheduler.over!r}, failed {scheduler.failed!r}"]
-        parts += [f"events {run.world.events}"]
+        parts.append(f"{run.world.events} events")
         for name, task in run.nodes.ends.items():
             if not task.done and name in run.world.hosts:
                 worker = next(one for one in reversed(run.nodes.everyone) if one.name == name)
@@ -465,14 +452,11 @@ def _counts(run: TrainingWorld) -> Counter[str]:
             counts.update(f"stopped: {word}" for word in _WORDS if word in event.why)
     counts["workers that left"] += len(run.left & run.leaving.keys())
     counts["schedulers started again"] += max(0, len(run.schedulers) - 1)
-    counts["evaluators started again"] += (
-        sum(one.client.session.role == "evaluator" for one in run.nodes.everyone[1:]) - 1
-    )
+    counts["evaluators started again"] += run.evaluators - 1
     counts["answers held against the staleness bound"] += run.staleness.checked
     counts["delays that changed"] += run.delays.changes
-    for worker in run.nodes.everyone:
-        counts.update({f"client: {what}": n for what, n in worker.client.session.counts.items()})
-        counts["client: resent"] += worker.client.dispatcher.inflight.resent
+    for part in client_counts(run.nodes.everyone):
+        counts.update(part)
     return counts
 
 
@@ -480,28 +464,19 @@ TRAINING = Scenario(
     name="training",
     draw=draw,
     run=lambda plan, trace: TrainingScenario(plan, trace).verdict(),
-    sometimes=(
-        "answers held against the staleness bound",
-        "delays that changed",
-        "evaluators started again",
-        "models held against the serial run",
-        "reads of the account",
-        "runs taken up from a checkpoint",
-        "schedulers started again",
-        "void slots",
-        "workers that left",
-        "client: fenced",
-        "client: resent",
-        "disk: writes torn by a crash",
-        *each("fault", "crash coordinator", "crash evaluator", "crash group/scheduler", "crash server"),
-        *each("fault", "crash worker", "cut worker", "drain server", "full coordinator", "halting worker"),
-        *each("fault", "hire worker", "join server", "leave worker", "pause worker", "power", "rot"),
-        *each("fault", "slower worker", "stall worker", "twin worker"),
-        "network: lost",
-        "network: repeated",
-        "rare: one of two of a name gave way",
-        *each("run", "coordinator restarts", "rollbacks", "second copies", "second copies first"),
-        *each("run", "slots dealt again", "slots with newer weights", "workers lost"),
-        *each("stopped", "epoch", "improvement", "seconds", "step", "target"),
-    ),
+    sometimes=counters("""
+        answers held against the staleness bound; delays that changed; evaluators started again
+        models held against the serial run; reads of the account; runs taken up from a checkpoint
+        schedulers started again; void slots; workers that left
+        client: fenced; resent
+        disk: writes torn by a crash
+        fault: crash coordinator; crash evaluator; crash group/scheduler; crash server; crash worker
+        fault: cut worker; drain server; full coordinator; halting worker; hire worker; join server
+        fault: leave worker; pause worker; power; rot; slower worker; stall worker; twin worker
+        network: lost; repeated
+        rare: one of two of a name gave way
+        run: coordinator restarts; rollbacks; second copies; second copies first; slots dealt again
+        run: slots with newer weights; workers lost
+        stopped: epoch; improvement; seconds; step; target
+    """),
 )

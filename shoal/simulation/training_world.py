@@ -10,21 +10,25 @@ out; ``training_scenario`` says what must hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest import mock
 
 import msgspec
+import numpy as np
 
 from shoal import limits
 from shoal.cluster import placement
 from shoal.data.datasets import Dataset
-from shoal.errors import Refused
-from shoal.events import Evaluated, RunEvent, Stopped, Warned
+from shoal.errors import Refused, ShoalError
+from shoal.events import Delayed, Evaluated, RunEvent, Warned
 from shoal.job import Job
 from shoal.keys import Values
-from shoal.limits import MILLISECOND, SECOND
+from shoal.limits import COORDINATOR, MILLISECOND, SECOND
 from shoal.models.learner import Learner
 from shoal.nodes import evaluator as evaluating
 from shoal.nodes import trainer as training
@@ -33,29 +37,26 @@ from shoal.nodes.factory import make_checkpoints, make_judge, make_table, make_t
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.scheduler_journal import JournalSnapshot, counted_everywhere
 from shoal.nodes.scheduler_node import SchedulerNode
-from shoal.nodes.strategy import TABLE, TALLY
-from shoal.nodes.trainer import Trainer
+from shoal.nodes.strategy import TABLE, TALLY, Slot
+from shoal.nodes.trainer import SlotStream, Trainer
 from shoal.nodes.worker import Worker
 from shoal.schedule import stragglers
 from shoal.schedule.intervals import spread
-from shoal.simulation.cluster import (
-    COORDINATOR,
-    ROOT,
-    SimulatedCluster,
-    close_coroutines,
-    pull_until_answered,
-    servers_joined,
-)
-from shoal.simulation.disk import SimulatedDisk
+from shoal.simulation.cluster import ROOT, SimulatedCluster, close_coroutines, pull_until_answered, servers_joined
 from shoal.simulation.faults import Fault
 from shoal.simulation.moves_driver import ElasticDriver
-from shoal.simulation.nemesis import Nemesis
+from shoal.simulation.reference import BlocksBegun, BlockTurn, PartHolders
+from shoal.simulation.scenarios import Trace, Violations
 from shoal.simulation.training_plan import EVALUATOR, LAUNCHER, TrainingPlan, mixed, separate
-from shoal.simulation.training_watch import DelayWatch, PartsWatch, StalenessWatch, TrainingAudit
 from shoal.simulation.world import SimulatedJournal, World
 from shoal.store.checkpoint import manifest as checkpoint
 from shoal.store.checkpoint.manifest import Manifest
+from shoal.store.client.client import Client
 from shoal.store.client.task import Task
+from shoal.strategies.block_proximal import algorithm
+from shoal.strategies.block_proximal.algorithm import BlockProximal, HeldPart
+from shoal.strategies.block_proximal.order import BlockOrder
+from shoal.strategies.parameter_server.algorithm import is_newer
 from shoal.tables import Dense, Update
 from shoal.wire import messages as m
 from shoal.wire.effects import Node, ProcessEnd, Send
@@ -86,7 +87,6 @@ class TrainingNodes:
         self._lives = 0
 
     def hire(self, name: str) -> Trainer:
-        """Start a new life of a worker, by its name within the group."""
         trainer = self.trainer(name)
         self.trainers[trainer.worker.name] = trainer
         self.ends[trainer.worker.name] = trainer.start()
@@ -94,11 +94,9 @@ class TrainingNodes:
         return trainer
 
     def trainer(self, name: str) -> Trainer:
-        number = name.rpartition("-")[2]
-        worker = self._worker(name, "worker")
-        return make_trainer(
-            self.job, worker, self.dataset.train, self.cache, number=int(number) if number.isdecimal() else 0
-        )
+        last, worker = name.rpartition("-")[2], self._worker(name, "worker")
+        number = int(last) if last.isdecimal() else 0
+        return make_trainer(self.job, worker, self.dataset.train, self.cache, number=number)
 
     def start_evaluator(self) -> Evaluator:
         worker = self._worker(EVALUATOR, "evaluator")
@@ -121,7 +119,6 @@ class TrainingNodes:
         return worker
 
     def after_event(self, name: str) -> None:
-        """End processes that have finished."""
         task = self.ends.get(name)
         if task is None or not task.done or name not in self.world.hosts:
             return
@@ -136,12 +133,10 @@ class TrainingNodes:
         else:
             self.on_broken(name, task.error)
 
-    def create_tables(self, launcher: Worker, servers: int, tally: bool = False, origin: Origin | None = None) -> Task:
+    async def create_tables(
+        self, launcher: Worker, servers: int, tally: bool = False, origin: Origin | None = None
+    ) -> None:
         """Creates the tables, with the count of every slot (``tally``), from ``origin``."""
-        return launcher.start(self._create(launcher, servers, tally, origin))
-
-    async def _create(self, launcher: Worker, servers: int, tally: bool, origin: Origin | None) -> None:
-        client = launcher.client
         await servers_joined(launcher, servers)
         specs = {TABLE: make_table(self.job, self.learner, self.per_pass)}
         if tally:
@@ -150,9 +145,9 @@ class TrainingNodes:
         for name, spec in specs.items():
             was = known.get(name)  # a group's checkpoint names tables as the group does
             if was is None or origin is None:
-                await client.create(name, spec)
+                await launcher.client.create(name, spec)
             else:
-                await client.create(name, spec, starts=was.starts, origin=str(origin[0]))
+                await launcher.client.create(name, spec, starts=was.starts, origin=str(origin[0]))
 
 
 MOST_EVENTS = 60_000
@@ -163,25 +158,17 @@ AGAIN_AFTER = 300 * MILLISECOND  # a process gave way to another of its name, wh
 
 class TrainingWorld:
     def __init__(
-        self,
-        plan: TrainingPlan,
-        trace: Callable[[str], None] | None = None,
-        disk: SimulatedDisk | None = None,
-        number: int = 0,
-        parts: PartsWatch | None = None,
+        self, plan: TrainingPlan, trace: Trace | None = None, number: int = 0, parts: PartsWatch | None = None
     ) -> None:
-        """``disk`` is of a former life, ``number`` counts lives, ``parts`` watches all."""
+        """``number`` counts lives, ``parts`` watches all of them."""
         self.plan, self.job, self.dataset = plan, plan.job, data_of(plan)
-        self.world = World(plan.seed if not number else plan.seed + (number << 40))
-        self.world.trace = trace
+        self.world = World(plan.seed + (number << 40), trace)
         self.world.after_event = self._after_event
         self.world.on_tell = self._told
         self.world.weather.delay = plan.delay * MILLISECOND
         self.cluster = SimulatedCluster(self.world, plan, lambda: None if plan.group else self._scheduler())
-        if disk is not None:
-            self.cluster.disk = self.world.disk = disk
         self.cluster.job = self.job.identity
-        self.elastic = ElasticDriver(self.cluster, plan)
+        self.elastic = ElasticDriver(self.cluster, plan, self)
         self.nodes = TrainingNodes(self.world, self.job, self.dataset, plan.group, self.cluster.add)
         self.nodes.on_broken, self.left = self._broke, self.nodes.left
         bounded = plan.strategy == "bounded" and plan.settings["max_delay"] != "auto"
@@ -194,7 +181,6 @@ class TrainingWorld:
         self.told: list[RunEvent] = []
         # with the weights, if the evaluator is still there
         self.judged: list[tuple[Evaluated, Values | None]] = []
-        self.on_told: Callable[[RunEvent], None] = lambda event: None
         self.begun_with = 0  # slots that are in the checkpoint that this life was taken up from
         self.broken: dict[str, Exception] = {}  # processes that ended with an error
         self.leaving: dict[str, int] = {}  # workers that were asked to go, and of which life
@@ -220,10 +206,13 @@ class TrainingWorld:
         return list(tables[whole(TABLE, self.plan.group)].starts)
 
     @property
+    def evaluators(self) -> int:
+        return sum(one.client.session.role == "evaluator" for one in self.nodes.everyone)
+
+    @property
     def over(self) -> bool:
-        return self.scheduler.ended and all(
-            task.done or name not in self.world.hosts for name, task in self.nodes.ends.items()
-        )
+        ends = self.nodes.ends.items()
+        return self.scheduler.ended and all(task.done or name not in self.world.hosts for name, task in ends)
 
     def local(self, name: str) -> str:
         return name.removeprefix(f"{self.plan.group}/") if self.plan.group else name
@@ -239,17 +228,16 @@ class TrainingWorld:
         launcher = self.nodes.client(LAUNCHER)
         if self.plan.group:
             self._start_scheduler()
-        made = self.nodes.create_tables(launcher, self.plan.servers, tally=True, origin=origin)
+        made = launcher.start(self.nodes.create_tables(launcher, self.plan.servers, tally=True, origin=origin))
         if not self.until(lambda: made.done, BEGINS_WITHIN) or made.error is not None:
             return False
         self.nodes.start_evaluator()
         for name in self.plan.worker_names:
             self.nodes.hire(self.local(name))
         if self.plan.seed % 3 == 0:  # not in all: it takes time
-            self.auditor = TrainingAudit(
-                self.nodes.client("auditor"), lambda: self.scheduler, self.plan, origin is not None
-            )
-            self.auditor.start()
+            auditor = self.nodes.client("auditor")
+            self.auditor = TrainingAudit(auditor, lambda: self.scheduler, self.plan, origin is not None)
+            auditor.start(self.auditor.life())
         return True
 
     def _scheduler(self) -> Scheduler:
@@ -275,9 +263,8 @@ class TrainingWorld:
         """How long a node computes: a worker up to what the plan says, all others briefly."""
         if name not in self.nodes.trainers:
             return nanoseconds
-        return self.elastic.stragglers.takes(
-            name, nanoseconds * self.plan.think * MILLISECOND // self.world.computing[1]
-        )
+        nanoseconds = nanoseconds * self.plan.think * MILLISECOND // self.world.computing[1]
+        return self.elastic.stragglers.takes(name, nanoseconds)
 
     def _told(self, event: RunEvent) -> None:
         self.told.append(event)
@@ -289,7 +276,6 @@ class TrainingWorld:
             self.world.at(self.world.now, self._send_a_worker)
         self.elastic.told(event)
         self.delays.told(event)
-        self.on_told(event)
 
     def _send_a_worker(self) -> None:
         """Hires a worker for a run that lost its model after all workers had left."""
@@ -339,9 +325,6 @@ class TrainingWorld:
             self._ended(name, "it was killed")
         return True
 
-    def may_silence(self, name: str) -> bool:
-        return self.plan.beyond or self.cluster.may_silence(name)
-
     def restart(self, name: str) -> None:
         if name in self.world.hosts:
             return
@@ -355,7 +338,7 @@ class TrainingWorld:
             self.nodes.hire(self.local(name))
             self.leaving.pop(name, None)
         if name == self.dealer:
-            self.delays.forget()
+            self.delays.delay = None
             ended, self._unheard = self._unheard, []
             for one in ended:
                 self.world.tell(name, one)
@@ -374,7 +357,6 @@ class TrainingWorld:
             case "power":
                 # A group's scheduler writes checkpoints too.
                 others = [self.dealer] if self.plan.group else []
-                assert self.elastic.nemesis is not None
                 self.elastic.nemesis.bring_back(self.cluster.power_cut(f"{self.plan.seed}/{fault.at}", *others), until)
             case "rot":
                 self.cluster.rot(fault.at)
@@ -431,24 +413,201 @@ def data_of(plan: TrainingPlan) -> Dataset:
 @contextmanager
 def paced(plan: TrainingPlan) -> Iterator[None]:
     """Adapts the pace to short runs: few slots at a time, and computing takes time."""
-    with ExitStack() as stack:
-        window = mock.patch.multiple(stragglers, FEWEST=1, WINDOW=100 * MILLISECOND, SETTLING=30 * MILLISECOND)
-        stack.enter_context(window)
-        stack.enter_context(mock.patch.object(stragglers, "LONGEST", 3))  # some runs reach it
-        slow = mock.patch.multiple(training, _FIRST=plan.ahead, _SOON=10 * MILLISECOND, _LATER=100 * MILLISECOND)
-        stack.enter_context(slow)
-        stack.enter_context(mock.patch.object(evaluating, "_ASK", 80 * MILLISECOND))
+    inline = limits.INLINE_ELEMENTS if "inline" in plan.habits else -1
+    with (
+        mock.patch.multiple(stragglers, FEWEST=1, WINDOW=100 * MILLISECOND, SETTLING=30 * MILLISECOND),
+        mock.patch.object(stragglers, "LONGEST", 3),  # some runs reach it
+        mock.patch.multiple(training, _FIRST=plan.ahead, _SOON=10 * MILLISECOND, _LATER=100 * MILLISECOND),
+        mock.patch.object(evaluating, "_ASK", 80 * MILLISECOND),
         # Fewer segments are fewer messages and files: a checkpoint is there before the run is over.
-        stack.enter_context(mock.patch.object(placement, "SEGMENTS_PER_SERVER", 2))
-        if "inline" not in plan.habits:
-            stack.enter_context(mock.patch.object(limits, "INLINE_ELEMENTS", -1))
+        mock.patch.object(placement, "SEGMENTS_PER_SERVER", 2),
+        mock.patch.object(limits, "INLINE_ELEMENTS", inline),
+    ):
         yield
 
 
-def nemesis_of(stage: TrainingWorld) -> Nemesis:
-    stage.elastic.nemesis = nemesis = Nemesis(stage.world, stage.plan, stage)
-    return nemesis
+@dataclass(slots=True)
+class _PaceWatch:
+    """One incarnation of a worker, by what it sent."""
+
+    name: str
+    spell: int = 0
+    parked: bool = True
+    sent: int = 0  # the highest step of this spell
+    known_to: set[str] = field(default_factory=set)  # servers that answered a push of this spell
 
 
-def stopped(told: list[RunEvent]) -> str:
-    return next((event.why for event in told if isinstance(event, Stopped)), "")
+class StalenessWatch:
+    """Watches the staleness of a run with this bound on delay; None: unbounded."""
+
+    def __init__(self, world: World, max_delay: int | None) -> None:
+        self._world, self._max_delay = world, max_delay
+        self.violations = Violations()
+        self.checked = 0
+        self._paces: dict[int, _PaceWatch] = {}
+        # of a pull: clock, incarnation
+        self._clocks: dict[tuple[str, str, int], tuple[int, int]] = {}
+        self._steps: dict[tuple[str, str, int], int] = {}  # of a push: whose it is
+        if max_delay is not None:
+            world.watch(self._sent, m.Push, m.Pull, m.Park, m.Values, m.Counted)
+
+    def _sent(self, sender: str, to: str, message: m.Message) -> None:
+        match message:
+            case m.Push() if message.step:
+                self._pushed(sender, to, message)
+            case m.Pull(request, incarnation=asker, clock=clock, enter=False) if clock >= 0:
+                self._clocks[sender, to, request] = (clock, asker)  # a new worker does not wait
+            case m.Park(incarnation=one, spell=spell) if one in self._paces:
+                if spell >= self._paces[one].spell:
+                    self._paces[one].spell, self._paces[one].parked = spell, True
+            case m.Counted(request):
+                if (whose := self._steps.pop((to, sender, request), None)) is not None:
+                    self._paces[whose].known_to.add(sender)
+            case m.Values():
+                self._answered(sender, to, message)
+
+    def _pushed(self, sender: str, to: str, push: m.Push) -> None:
+        pace = self._paces.setdefault(push.incarnation, _PaceWatch(sender))
+        if push.spell > pace.spell:
+            pace.spell, pace.sent = push.spell, 0
+            pace.known_to.clear()
+        if push.spell == pace.spell:
+            pace.parked = False
+            pace.sent = max(pace.sent, push.step)
+            self._steps[sender, to, push.request] = push.incarnation
+        if push.pull and push.clock >= 0:
+            self._clocks[sender, to, push.request] = (push.clock, push.incarnation)
+
+    def _answered(self, sender: str, to: str, values: m.Values) -> None:
+        found = self._clocks.pop((to, sender, values.request), None)
+        self._steps.pop((to, sender, values.request), None)
+        host = self._world.hosts.get(sender)
+        if found is None or self._max_delay is None or host is None:
+            return
+        clock, asker = found
+        member = getattr(getattr(host.node, "node", host.node), "member", None)
+        here = {one.incarnation for one in member.view.members} if member is not None else set()
+        self.checked += 1
+        for incarnation, pace in self._paces.items():
+            known = incarnation in here and not pace.parked and sender in pace.known_to
+            if incarnation != asker and known and pace.sent < clock - self._max_delay:
+                behind = f"{pace.name} has pushed up to step {pace.sent}: max_delay is {self._max_delay}"
+                self.violations.add("P4 staleness", f"{sender} answered {to} at clock {clock}, and {behind}")
+
+
+class DelayWatch:
+    def __init__(self) -> None:
+        self.violations = Violations()
+        self.changes = 0
+        self.delay: int | None = 0  # None: unknown, since the scheduler restarted
+
+    def told(self, event: RunEvent) -> None:
+        if not isinstance(event, Delayed):
+            return
+        before, self.delay = self.delay, event.max_delay
+        self.changes += 1
+        if not 0 <= event.max_delay <= stragglers.LONGEST:
+            self.violations.add("P11 delay", f"{event.max_delay} steps, of at most {stragglers.LONGEST}")
+        if before is not None and (event.waiting > stragglers.MOST_WAITING) != (event.max_delay > before):
+            what = f"from {before} to {event.max_delay}, with {event.waiting:.0%} of the time waited"
+            self.violations.add("P11 delay", what)
+
+
+class PartsWatch:
+    """Notes who pushed each slot of block-proximal, and when they took its part."""
+
+    def __init__(self) -> None:
+        self.life = 0
+        self._began: dict[HeldPart, BlocksBegun] = {}
+        # steps in the weights that a part began with
+        self._read: dict[tuple[Client, Slot], int] = {}
+        # generation, and who pushed
+        self._pushed: dict[BlockTurn, tuple[tuple[int, int], set[BlocksBegun]]] = {}
+
+    def holders(self, segments: int) -> Iterator[PartHolders]:
+        """Whose pushes may have counted: one holder in all segments, then any mix."""
+        pushed = {turn: sorted(began) for turn, (_, began) in self._pushed.items()}
+        for alike in product(*pushed.values()):
+            yield {turn: (began,) * segments for turn, began in zip(pushed, alike, strict=True)}
+        if any(len(began) > 1 for began in pushed.values()):
+            for mixed in product(*(product(began, repeat=segments) for began in pushed.values())):
+                yield dict(zip(pushed, mixed, strict=True))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        begin, iterate = BlockProximal._begin, BlockProximal._iterate
+
+        def looked(client: Client, pull: Task, slot: Slot) -> bool:
+            self._read[client, slot] = min(pull.steps, default=0)
+            return is_newer(client, pull, slot)
+
+        async def begun(strategy: BlockProximal, lane: SlotStream, slot: Slot, part: Any) -> HeldPart | None:
+            client = lane.client
+            held = await begin(strategy, lane, slot, part)
+            if held is not None:
+                self._began[held] = BlocksBegun(held.next, self._read.pop((client, slot), 0))
+            return held
+
+        async def iterated(
+            strategy: BlockProximal, lane: SlotStream, slot: Slot, held: dict[int, HeldPart]
+        ) -> Task | None:
+            push = await iterate(strategy, lane, slot, held)
+            turns: BlockOrder = lane.local(slot).turns  # type: ignore[attr-defined]
+            if push is not None and (one := held.get(turns.part(slot))) is not None:
+                turn = BlockTurn(turns.iteration(slot), turns.part(slot))
+                self._note(turn, (self.life, lane.client.session.view.generation), self._began[one])
+            return push
+
+        patched = mock.patch.multiple(BlockProximal, _begin=begun, _iterate=iterated)
+        with patched, mock.patch.object(algorithm, "is_newer", looked):
+            yield
+
+    def _note(self, turn: BlockTurn, past: tuple[int, int], began: BlocksBegun) -> None:
+        """Notes a push; one of an earlier past counts no more after a rollback or a resume."""
+        known, those = self._pushed.get(turn, (past, set[BlocksBegun]()))
+        if past > known:
+            those = set()
+        if past >= known:
+            self._pushed[turn] = past, {*those, began}
+
+
+class TrainingAudit:
+    def __init__(self, reader: Worker, scheduler: Callable[[], Scheduler], plan: TrainingPlan, resumed: bool) -> None:
+        self._reader, self._scheduler, self._random = reader, scheduler, Random(f"{plan.seed}/audit")
+        # In step mode a checkpoint is of a step, and of the count without what is in flight to it.
+        self._restored_whole, self._resumed = plan.kind == "each", resumed
+        self._last: tuple[tuple[int, int], Values] | None = None
+        self.violations = Violations()
+        self.reads = 0
+
+    async def life(self) -> None:
+        client = self._reader.client
+        await self._reader.joined
+        while True:
+            await self._reader.sleep(self._random.randrange(50, 400) * MILLISECOND)
+            before, work = self._generations(), self._scheduler().workload
+            counted = [slot for slot in range(min(work.limit, TALLIED)) if work.is_counted(slot)]
+            try:
+                found = await client.pull(TALLY, slice(None), exact=True)
+            except ShoalError:
+                continue
+            if self._generations() == before:
+                self._check(before, counted, found)
+
+    def _generations(self) -> tuple[int, int]:
+        """The generations known to this client and to the scheduler; a rollback is between."""
+        return self._reader.client.session.view.generation, self._scheduler().generation
+
+    def _check(self, generations: tuple[int, int], counted: list[int], found: Values) -> None:
+        self.reads += 1
+        twice = np.flatnonzero(found > 1)
+        if len(twice):
+            self.violations.add("I1 exactly-once", f"slots {twice[:6].tolist()} are counted more than once")
+        missing = [slot for slot in counted if not found[slot]]
+        restored = self._resumed or any(generations)
+        if missing and (self._restored_whole or not restored):
+            self.violations.add("I3 real time", f"slots {missing[:6]} were counted before the pull, and are not in it")
+        if self._last is not None and self._last[0] == generations and (found < self._last[1]).any():
+            less = np.flatnonzero(found < self._last[1])
+            self.violations.add("I4 monotone", f"slots {less[:6].tolist()} were read before, and are gone")
+        self._last = generations, found

@@ -13,6 +13,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -25,6 +26,7 @@ from shoal.wire.coding import decode, encode, name_of
 from shoal.wire.messages import Arrays, Message
 
 Frames = list[memoryview | bytes]
+_TICK = e.Tick()
 FOUND = (COORDINATOR, "home")  # nodes know these addresses from their start
 
 
@@ -74,8 +76,7 @@ class Weather:
 
 
 class World:
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
         self.now = 0
         self.hosts: dict[str, SimulatedHost] = {}
         self.twins: dict[str, SimulatedHost] = {}  # a second process under a name that is in use
@@ -83,15 +84,12 @@ class World:
         self.weather = Weather()
         self.counts: Counter[str] = Counter()
         self.events = 0
-        self.trace: Callable[[str], None] | None = None
-        self.after_event: Callable[[str], None] | None = None
-        self.on_crash: Callable[[str], None] | None = None
-        self.on_tell: Callable[[RunEvent], None] | None = None
-        # duration of a computation: at least, less than
-        self.computing = (MILLISECOND, 20 * MILLISECOND)
-        # duration of a computation at this node
-        self.takes: Callable[[str, int], int] = lambda name, nanoseconds: nanoseconds
-        # drop this message
+        self.trace = trace
+        self.after_event: Callable[[str], None] = lambda name: None
+        self.on_crash: Callable[[str], None] = lambda name: None
+        self.on_tell: Callable[[RunEvent], None] = lambda event: None
+        self.computing = (MILLISECOND, 20 * MILLISECOND)  # at least, less than
+        self.takes: Callable[[str, int], int] = lambda node, computing: computing
         self.drop: Callable[[str, str, Message], bool] = lambda sender, to, message: False
         self.disk: SimulatedDisk | None = None  # for checkpoints, of all of them
         self._watches: dict[type[Message], list[Callable[[str, str, Any], None]]] = {}
@@ -125,26 +123,24 @@ class World:
         self.now, _, _, action = heapq.heappop(self._heap)
         action()
 
-    def add(self, node: e.Node, drift: float = 0.0, offset: int = 0) -> SimulatedHost:
+    def add(self, node: e.Node, drift: float = 0.0, offset: int = 0, twin: bool = False) -> SimulatedHost:
+        """Starts a process; as ``twin`` a second one of its name: messages reach either of them."""
         self._lives += 1
-        host = self.hosts[node.name] = SimulatedHost(node, self._lives, drift, offset)
+        host = SimulatedHost(node, self._lives, drift, offset)
+        (self.twins if twin else self.hosts)[node.name] = host
         self.at(self.now, lambda: self._feed(host, e.Tick()))
         return host
 
     def add_twin(self, node: e.Node, lasts: int) -> None:
-        """Adds a second process under a name that is in use; messages to that name reach either."""
-        self._lives += 1
-        twin = self.twins[node.name] = SimulatedHost(node, self._lives)
-        self._log("twin", node.name, b"")
-        self.at(self.now, lambda: self._feed(twin, e.Tick()))
-        self.at(self.now + lasts, lambda: self.twins.pop(node.name) if self.twins.get(node.name) is twin else None)
+        self._log("twin", node.name)
+        host = self.add(node, twin=True)
+        self.at(self.now + lasts, lambda: self.twins.pop(node.name) if self.twins.get(node.name) is host else None)
 
     def crash(self, name: str) -> None:
         """End a process with its memory; its messages may still arrive."""
         self._tear(self.hosts.pop(name))
-        self._log("crash", name, b"")
-        if self.on_crash is not None:
-            self.on_crash(name)
+        self._log("crash", name)
+        self.on_crash(name)
         # some of the records in flight may have been written
         if (journal := self.journals.get(name)) is not None:
             kept = self._disk.randrange(len(journal.writing) + 1)
@@ -153,12 +149,11 @@ class World:
             journal.writing.clear()
 
     def written(self, name: str) -> list[bytes]:
-        """What the disk kept of a node's journal."""
         return list(self.journals.get(name, SimulatedJournal()).durable)
 
     def end(self, name: str) -> None:
         del self.hosts[name]
-        self._log("end", name, b"")
+        self._log("end", name)
 
     def watch(self, seen: Callable[[str, str, Any], None], *messages: type[Message]) -> None:
         """Calls ``seen(sender, receiver, message)`` when a message of these kinds is sent."""
@@ -169,10 +164,7 @@ class World:
         self._tracked[message] = []
 
     def under_way(self, message: type[Message]) -> list[tuple[str, str, Any]]:
-        """Messages of a kind that are still in flight: sender, receiver, message.
-
-        The sender may be gone by now.
-        """
+        """Messages in flight: sender (which may be gone by now), receiver, message."""
         found = self._tracked[message]
         asleep = {name for name, host in self.hosts.items() if host.paused_until >= self.now}
         found[:] = [one for one in found if one[0] >= self.now or one[2] in asleep]
@@ -180,14 +172,14 @@ class World:
 
     def pause(self, name: str, nanoseconds: int) -> None:
         self.hosts[name].paused_until = self.now + nanoseconds
-        self._log("pause", name, b"")
+        self._log("pause", name)
 
     def freeze(self, name: str, nanoseconds: int) -> None:
         """Stop the clock of a process that goes on."""
         host = self.hosts[name]
         host.behind += min(host.frozen_until, self.now) - host.frozen_at
         host.frozen_at, host.frozen_until = self.now, self.now + nanoseconds
-        self._log("freeze", name, b"")
+        self._log("freeze", name)
 
     def stall_disk(self, name: str, nanoseconds: int) -> None:
         journal = self.journals.setdefault(name, SimulatedJournal())
@@ -195,15 +187,11 @@ class World:
         if (host := self.hosts.get(name)) is not None:
             host.storing_until = max(host.storing_until, self.now + nanoseconds)
 
-    def poke(self, name: str) -> None:
-        self.tell(name, e.Tick())
-
-    def tell(self, name: str, event: e.Event) -> None:
+    def tell(self, name: str, event: e.Event = _TICK) -> None:
         if (host := self.hosts.get(name)) is not None:
             self._feed(host, event)
 
     def carry_out(self, name: str, effects: list[e.Effect]) -> None:
-        """Carries out effects in a node's name; does nothing if the node is gone."""
         if (host := self.hosts.get(name)) is not None:
             for effect in effects:
                 self._carry_out(host, effect)
@@ -218,7 +206,6 @@ class World:
         return self.hosts.get(name) is host or self.twins.get(name) is host
 
     def _feed(self, host: SimulatedHost, event: e.Event) -> None:
-        """Feeds one event to a node and carries out its effects."""
         if not self._is_here(host):
             return
         if host.paused_until > self.now:
@@ -231,8 +218,7 @@ class World:
             self._log(event.sender, host.node.name, encode(event.message))
         for effect in host.node.handle(self.local_time(host), event):
             self._carry_out(host, effect)
-        if self.after_event is not None:
-            self.after_event(host.node.name)
+        self.after_event(host.node.name)
 
     def _calls(self, sender: str, to: str) -> bool:
         """Whether the sender connected to us, as far as is known; else it replies."""
@@ -245,7 +231,7 @@ class World:
                 if host.reaches(to):
                     self.send(host.node.name, to, message, arrays)
                 else:
-                    self.counts["nobody there"] += 1
+                    self.counts["network: nobody there"] += 1
             case e.Wake(at):
                 self._wake(host, at)
             case e.Compute(token, function):
@@ -255,8 +241,7 @@ class World:
             case e.Store(token, function):
                 self._store(host, token, function)
             case e.Tell(event):
-                if self.on_tell is not None:
-                    self.on_tell(event)
+                self.on_tell(event)
             case e.Connect(name, ""):
                 host.called.discard(name)  # a peer that connected to us still gets replies
             case e.Connect(name):
@@ -269,7 +254,7 @@ class World:
         when = max(self.now, host.frozen_until) + max(0, int((at - self.local_time(host)) / (1 + host.drift)) + 1)
 
         def fire() -> None:
-            if host.wake_at == at and self._is_here(host):
+            if host.wake_at == at:
                 host.wake_at = -1
                 self._feed(host, e.Tick())
 
@@ -278,22 +263,19 @@ class World:
     def _persist(self, host: SimulatedHost, token: int, record: bytes) -> None:
         """Write records one after the other; a full disk takes none."""
         journal = self.journals.setdefault(host.node.name, SimulatedJournal())
-        journal.busy_until = max(self.now, journal.busy_until) + self._disk.randrange(
-            MILLISECOND // 10, 5 * MILLISECOND
-        )
+        takes = self._disk.randrange(MILLISECOND // 10, 5 * MILLISECOND)
+        journal.busy_until = max(self.now, journal.busy_until) + takes
         if journal.full_until > self.now:
             self.counts["disk: records refused by a full disk"] += 1
-            error = e.Durable(token, "no space left on device")
-            self.at(journal.busy_until, lambda: self._feed(host, error))
+            self._finish(host, journal.busy_until, lambda: e.Durable(token, "no space left on device"))
             return
         journal.writing.append(record)
 
-        def written() -> None:
-            if self._is_here(host):
-                journal.durable.append(journal.writing.popleft())
-                self._feed(host, e.Durable(token))
+        def written() -> e.Event:
+            journal.durable.append(journal.writing.popleft())
+            return e.Durable(token)
 
-        self.at(journal.busy_until, written)
+        self._finish(host, journal.busy_until, written)
 
     def _store(self, host: SimulatedHost, token: int, function: Callable[[], object]) -> None:
         """Run disk operations one after the other; a crash leaves the current one partial."""
@@ -338,12 +320,12 @@ class World:
         for seen in self._watches.get(type(message), ()):
             seen(sender, to, message)
         if weather.cuts.get((sender, to), 0) > self.now:
-            self.counts["cut off"] += 1
+            self.counts["network: cut off"] += 1
             return
         if self.drop(sender, to, message):
             return
         if weather.loss and random.random() < weather.loss:
-            self.counts["lost"] += 1
+            self.counts["network: lost"] += 1
             return
         frames = [array.data.cast("B") if array.size else b"" for array in arrays]
         header = encode(message, frames)
@@ -351,12 +333,12 @@ class World:
             header, frames = self._corrupted(header, frames)
         delays = [self._delay(sender, to)]
         if weather.repeat and random.random() < weather.repeat:
-            self.counts["repeated"] += 1
+            self.counts["network: repeated"] += 1
             late = random.random() < weather.late
-            self.counts["very late"] += late
+            self.counts["network: very late"] += late
             delays.append(self._delay(sender, to) + (random.randrange(20 * SECOND) if late else 0))
         for delay in delays:
-            self._deliver(sender, to, header, frames, delay)
+            self.at(self.now + delay, partial(self._arrive, sender, to, header, frames))
             if (tracked := self._tracked.get(type(message))) is not None:
                 tracked.append((self.now + delay, sender, to, message))
 
@@ -364,43 +346,41 @@ class World:
         delay = int(self._network.expovariate(1.0) * self.weather.delay)
         until, longer = self.weather.far.get((sender, to), (0, 0))
         if until > self.now:
-            self.counts["far"] += 1
+            self.counts["network: far"] += 1
             delay += longer
         if clogs := self.weather.clogs:
             clogged = max(clogs.get(sender, 0), clogs.get(to, 0)) - self.now
             if clogged > 0:
-                self.counts["clogged"] += 1
+                self.counts["network: clogged"] += 1
                 delay += clogged
         if self.weather.slow and self._network.random() < self.weather.slow:
-            self.counts["slow"] += 1
+            self.counts["network: slow"] += 1
             delay *= 100
         return delay
 
-    def _deliver(self, sender: str, to: str, header: bytes, frames: Frames, delay: int) -> None:
-        def arrive() -> None:
-            host = self.hosts.get(to)
-            if self.twins and to in self.twins and (host is None or self._network.random() < 0.5):
-                host = self.twins[to]
-            if host is not None:
-                try:
-                    message, arrays = decode(header, frames)
-                except WireError:  # as the transports do: it is dropped, and counted
-                    self.counts["dropped"] += 1
-                    return
-                self._feed(host, e.Received(sender, message, arrays))
-
-        self.at(self.now + delay, arrive)
+    def _arrive(self, sender: str, to: str, header: bytes, frames: Frames) -> None:
+        host = self.hosts.get(to)
+        if to in self.twins and (host is None or self._network.random() < 0.5):
+            host = self.twins[to]
+        if host is None:
+            return
+        try:
+            message, arrays = decode(header, frames)
+        except WireError:  # as the transports do: it is dropped, and counted
+            self.counts["network: dropped"] += 1
+            return
+        self._feed(host, e.Received(sender, message, arrays))
 
     def _corrupted(self, header: bytes, frames: Frames) -> tuple[bytes, Frames]:
         """One bit of the header or of an array is flipped, or the last array is cut short."""
-        self.counts["corrupted"] += 1
+        self.counts["network: corrupted"] += 1
         random = self._network
         if frames and len(frames[-1]) and random.random() < 0.3:
             return header, [*frames[:-1], frames[-1][: random.randrange(len(frames[-1]))]]
         which = random.randrange(-1, len(frames))
         if which < 0 or not len(frames[which]):
             return self._flipped(header), frames
-        self.counts["corrupted in an array"] += 1
+        self.counts["network: corrupted in an array"] += 1
         return header, [*frames[:which], self._flipped(frames[which]), *frames[which + 1 :]]
 
     def _flipped(self, data: bytes | memoryview) -> bytes:
@@ -408,7 +388,7 @@ class World:
         flipped[self._network.randrange(len(flipped))] ^= 1 << self._network.randrange(8)
         return bytes(flipped)
 
-    def _log(self, sender: str, to: str, header: bytes) -> None:
+    def _log(self, sender: str, to: str, header: bytes = b"") -> None:
         self._hash.update(f"{self.now} {sender} {to} ".encode() + header)
         if self.trace is not None:
             what = f"{sender:>12} -> {to:<12} {name_of(decode(header)[0])}" if header else f"{sender} {to}"

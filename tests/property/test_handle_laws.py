@@ -79,7 +79,7 @@ class Twins:
 
     def do(self, deeds: list[tuple[str, int, int]]) -> None:
         task = self.worker.start(self._all(deeds))
-        self.world.poke("ann")
+        self.world.tell("ann")
         assert self.world.run(lambda: task.done, 900 * SECOND, 2_000_000), "it hangs"
         task.result()
 

@@ -59,7 +59,7 @@ class Scene:
             node = Worker(name, "client", name)
             self.world.add(node)
             node.start(life(node))
-            self.world.poke(name)
+            self.world.tell(name)
         self.world.watch(self._sent, Call)
 
     def _server(self, number: int, life: int = 0) -> Server:

@@ -15,8 +15,7 @@ from click.testing import CliRunner
 
 from shoal.cli.main import main
 from shoal.simulation.faults import Fault
-from shoal.simulation.gossip_plan import GossipPlan
-from shoal.simulation.gossip_scenario import GOSSIP, GossipScenario
+from shoal.simulation.gossip_scenario import GOSSIP, GossipPlan, GossipScenario
 from shoal.strategies.gossip.topology import Graph
 from tests.harness.seeds import by_tier, check, check_caught
 

@@ -11,7 +11,13 @@ from msgspec.structs import replace
 from shoal.events import End
 from shoal.limits import SECOND
 from shoal.simulation.faults import Fault, FaultPlan
-from shoal.simulation.moves_plan import PLANNED, RUSHED, draw, rushed, with_moves
+from shoal.simulation.moves_driver import (
+    PLANNED,
+    RUSHED,
+    draw,
+    rushed,
+    with_moves,
+)
 from shoal.simulation.store_scenario import MOVES, StoreRun
 from shoal.simulation.store_workload import COLUMNS
 from tests.harness.seeds import by_tier, check, check_caught

@@ -15,8 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli.main import main
-from shoal.simulation.peers_plan import PeersPlan
-from shoal.simulation.peers_scenario import PEERS, CountingLearner, PeersScenario
+from shoal.simulation.peers_scenario import PEERS, CountingLearner, PeersPlan, PeersScenario
 from shoal.strategies.peers.mesh import Mesh
 from shoal.wire.messages import peers as p
 from tests.harness.seeds import by_tier, check, check_caught
@@ -106,7 +105,7 @@ def test_what_is_in_some_parts_of_the_weights_hides_nothing_else() -> None:
     assert run.verdict().violations == []
     learner = run.peers["worker-0.1"]
     assert isinstance(learner, CountingLearner)
-    book, replica = learner.node.log, learner._replica
+    book, replica = learner.node.log, learner.replica
     # One that died had learned from two slots again, and only the owner of the first part has told so.
     learner.mesh.gone["ann"] = "killed"
     book.open["ann"] = [p.Learned([(3, 5)], 2, 0.0, part=1)]

@@ -36,7 +36,7 @@ def do(world: World, name: str, *effects: Effect) -> None:
 def test_nobody_reaches_one_that_it_has_not_called_and_never_heard() -> None:
     world, _, two = pair()
     do(world, "one", Send("two", LegReceived(1)))
-    assert two.heard == [] and world.counts["nobody there"] == 1
+    assert two.heard == [] and world.counts["network: nobody there"] == 1
 
 
 def test_one_that_was_called_answers_and_does_so_after_it_hung_up_itself() -> None:

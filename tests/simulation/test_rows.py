@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.simulation.faults import Fault, FaultPlan
-from shoal.simulation.moves_plan import STAGES
+from shoal.simulation.moves_driver import STAGES
 from shoal.simulation.store_scenario import StoreRun
 
 SHAPES = [("each", False), ("step", True), ("clients", False)]

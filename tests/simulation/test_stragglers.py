@@ -6,23 +6,24 @@ from typing import Any
 
 import pytest
 
+from shoal.events import Stopped
 from shoal.limits import SECOND
 from shoal.nodes.strategy import TABLE
-from shoal.simulation.faults import STRAGGLING, Fault, FaultPlan
-from shoal.simulation.nemesis import Stragglers
+from shoal.simulation.cluster import SimulatedCluster
+from shoal.simulation.faults import STRAGGLING, Fault, FaultPlan, Stragglers
+from shoal.simulation.scenarios import Verdict
 from shoal.simulation.store_scenario import StoreRun
 from shoal.simulation.training_plan import TrainingPlan
-from shoal.simulation.training_world import TrainingWorld, nemesis_of, paced, stopped
+from shoal.simulation.training_world import TrainingWorld, paced
 
 STEPS = {"kind": "step", "workers": 3, "servers": 2, "slots": 24, "slots_per_step": 4, "max_delay": 0, "lasts": 9_000}
 SLOW = Fault("slower", 0, 9_000, "worker-0", rate=10)
 
 
-def run(**facts: object) -> StoreRun:
-    one = StoreRun(FaultPlan(seed=1, **facts))  # type: ignore[arg-type]
-    verdict = one.verdict()
+def run(**facts: object) -> Verdict:
+    verdict = StoreRun(FaultPlan(seed=1, **facts)).verdict()  # type: ignore[arg-type]
     assert verdict.ok, verdict.violations
-    return one
+    return verdict
 
 
 @pytest.mark.parametrize("kind", ["clients", "each", "step"])
@@ -45,10 +46,11 @@ def train(strategy: str, **facts: Any) -> TrainingWorld:
     one = TrainingWorld(plan)
     with paced(plan):
         assert one.set_up()
-        nemesis_of(one).begin()
+        one.elastic.nemesis.begin()
         assert one.until(lambda: one.over, 120 * SECOND)
     one.close()
-    assert stopped(one.told) == "3 epochs done" and one.scheduler.workload.done == 72
+    assert [event.why for event in one.told if isinstance(event, Stopped)] == ["3 epochs done"]
+    assert one.scheduler.workload.done == 72
     return one
 
 
@@ -69,7 +71,15 @@ def test_a_delay_is_found_while_they_run_and_every_server_hears_of_it(crashes: t
     one = train("bounded", settings={"max_delay": "auto"}, faults=faults)
     assert one.world.counts["fault: crash coordinator"] == len(crashes)
     assert one.scheduler.auto is not None
-    assert one.delays.changes > 0 and one.cluster.delays(TABLE) == {one.scheduler.auto.delay}
+    assert one.delays.changes > 0 and delays(one.cluster) == {one.scheduler.auto.delay}
+
+
+def delays(cluster: SimulatedCluster) -> set[int | None]:
+    """The delay bounds of all primaries."""
+    number = cluster.coordinator.roster.tables[TABLE].number
+    servers = [server for name, server in cluster.servers.items() if name in cluster.world.hosts]
+    primaries = [server.tables[number].primary for server in servers if number in server.tables]
+    return {primary.spec.max_delay for primary in primaries if primary is not None}
 
 
 def test_only_who_is_struck_is_slow_and_only_for_a_while() -> None:

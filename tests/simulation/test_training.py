@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli.main import main
-from shoal.events import RolledBack, Saved
+from shoal.events import RolledBack, Saved, Stopped
 from shoal.limits import SECOND
 from shoal.nodes.strategy import TABLE, TALLY
 from shoal.schedule.slot_queue import SlotQueue
@@ -24,9 +24,8 @@ from shoal.simulation.faults import FaultPlan
 from shoal.simulation.reference import FIRST as FIRST_HAND
 from shoal.simulation.reference import BlocksBegun, BlockTurn, serial, weights_by_iteration
 from shoal.simulation.training_plan import GROUP, STEP, TrainingPlan, draw
-from shoal.simulation.training_scenario import TRAINING, FinalTables, TrainingChecker, TrainingScenario, _lost
-from shoal.simulation.training_watch import PartsWatch
-from shoal.simulation.training_world import TrainingWorld, data_of, paced, stopped
+from shoal.simulation.training_scenario import TRAINING, TrainingChecker, TrainingScenario, _lost
+from shoal.simulation.training_world import PartsWatch, TrainingWorld, data_of, paced
 from shoal.strategies.block_proximal.algorithm import BlockProximal, HeldPart
 from tests.harness.seeds import by_tier, check, check_caught
 
@@ -58,7 +57,7 @@ def test_a_run_with_nothing_in_its_way_counts_every_slot_once(strategy: Any, gro
         workers=3, slots_per_pass=12, stop={"epochs": 2}, think=100, group=group,
     )  # fmt: skip
     run, weights, tally = trained(plan)
-    assert stopped(run.told) == "2 epochs done" and not run.broken
+    assert [one.why for one in run.told if isinstance(one, Stopped)] == ["2 epochs done"] and not run.broken
     assert tally[:24].tolist() == [1] * 24 and not tally[24:].any()
     if in_steps:
         np.testing.assert_array_equal(weights, serial(plan.job, run.dataset))
@@ -80,7 +79,7 @@ def test_a_slot_that_is_counted_must_be_in_the_model_and_one_that_is_not_may_be_
         work = run.scheduler.workload
         mine, found = (replaced(work) if not is_counted else work), weights.copy()
         found[key] += by * STEP
-        checker = TrainingChecker(run, FinalTables(found, tally), resumed=False)
+        checker = TrainingChecker(run, found, tally, resumed=False)
         checker.work, run.scheduler._resumed = mine, restarted
         return [one.what for one in checker._counted_in_weights(found)]
 

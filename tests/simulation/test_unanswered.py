@@ -63,6 +63,6 @@ def test_hundreds_of_pushes_that_were_lost_at_once_are_all_counted_once(seed: in
         found.append((await ann.client.pull("w", slice(0, ROWS))).tolist())
 
     after = ann.start(look())
-    world.poke("ann")
+    world.tell("ann")
     assert world.run(lambda: after.done, 120 * SECOND, 4_000_000)
     assert found == [[float(PUSHES)] * ROWS]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shoal import limits
+from shoal.limits import COORDINATOR
 from shoal.nodes.worker import Worker
-from shoal.simulation.cluster import COORDINATOR
 from shoal.simulation.faults import FaultPlan
 from shoal.simulation.store_scenario import StoreRun
 from shoal.simulation.store_workload import TABLE

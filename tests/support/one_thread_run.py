@@ -126,7 +126,7 @@ class Ship(CalmWorld):
         for i in range(self.job.servers):
             self.serve(f"server-{i}")
         self.launcher = self.run.client()
-        made = self.run.create_tables(self.launcher, self.job.servers)
+        made = self.launcher.start(self.run.create_tables(self.launcher, self.job.servers))
         self.until(lambda: made.done)
         assert made.error is None
         self.evaluator: Evaluator = self.run.start_evaluator()

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 
 from shoal.limits import SECOND
-from shoal.simulation.gossip_driver import SimulatedGossipModel
+from shoal.simulation.gossip_scenario import SimulatedGossipModel
 from shoal.strategies.gossip.worker import GossipWorker
 from shoal.wire.effects import Compute, Computed, Effect, Received, Send
 from shoal.wire.messages.gossip import (

@@ -13,7 +13,7 @@ import pytest
 from shoal import limits
 from shoal.emulation import Emulation
 from shoal.errors import Invalid
-from shoal.simulation.gossip_driver import STEP, SimulatedGossipModel, pull_of
+from shoal.simulation.gossip_scenario import STEP, SimulatedGossipModel, pull_of
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossip.model import (
     Floats,

@@ -111,18 +111,17 @@ class StoreCollective:
         self._steps[length] += 1
         task = self._kv.push_pull(name, slice(None), rows, slot=(0, step * self.size + self.rank))
         began, known, voids = time.monotonic(), set[int](), list[Task]()
-        while True:
+        while not task.done:
             new = [rank for rank in self._gone(time.monotonic() - began) if rank not in known]
             known.update(new)
             voids += [self._kv.push(name, (), (), slot=(0, step * self.size + rank), void=True) for rank in new]
             try:
-                found = task.result(_LOOK)
-                break
+                task.result(_LOOK)
             except TimedOut as error:
                 if task.error is error:  # the task itself timed out, not this check
                     raise
         self._kv.wait(voids)
-        return found
+        return task.result()
 
 
 def client(name: str, token: str, transport: Transport) -> KV:

@@ -38,7 +38,7 @@ import numpy as np
 from shoal.errors import Invalid, RankLost
 from shoal.events import counted
 from shoal.launch.mpirun_rank import OURS, REFUSED, MpirunRank, rank, refuse
-from shoal.launch.process_main import ProcessMessage, flush, state_of
+from shoal.launch.process_main import flush, state_of
 from shoal.launch.worker_pool import PoolWorkerSpec, name_of
 from shoal.models.linear import Floats
 
@@ -54,6 +54,7 @@ _STOPPED = 60.0  # seconds until a rank that is stopped is killed
 _PART, _SUM = 1, 2  # tags of pieces and sums
 _LEAVE_WITHIN = 5.0  # seconds
 _NAP = 0.005  # seconds between checks for orders
+OVER = "over"  # the last order; the others are specs of runs to take part in
 
 
 class MpiCollective:
@@ -228,16 +229,6 @@ class MpiCollective:
                     os.kill(pid, signal.SIGKILL)
 
 
-class MpiTask(ProcessMessage, frozen=True, tag="work"):
-    """Rank 0 to the others: "take part in this run"."""
-
-    work: dict[str, Any]  # plain data
-
-
-class MpiDone(ProcessMessage, frozen=True, tag="over"):
-    """Rank 0 to the others: "there is nothing more to do"."""
-
-
 def needs_mpi() -> Path:
     """The mpirun of this environment; Invalid if it or mpi4py is not there."""
     here = Path(sysconfig.get_path("scripts")) / "mpirun"
@@ -303,7 +294,7 @@ class MpiWorld:
         self._mpi, self.comm = MPI, MPI.COMM_WORLD
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = int(self.comm.rank), int(self.comm.size)
-        self._living: Callable[[], list[int]] = lambda: list(range(self.size))
+        self._group: MpiCollective | None = None  # of the last run
         self.over = False  # rank 0 ordered it during a run
         self._sends: list[MPI.Request] = []  # with their buffers
         me = rank()
@@ -315,28 +306,27 @@ class MpiWorld:
                 f"PMI_SIZE), or mpi4py is of another MPI"
             )
 
-    def order(self, line: MpiTask | MpiDone) -> None:
+    def order(self, order: PoolWorkerSpec | str) -> None:
         for other in range(1, self.size):
             with contextlib.suppress(self._mpi.Exception):  # it is dead
-                self._sends.append(self.comm.isend(line, other))
+                self._sends.append(self.comm.isend(order, other))
 
-    def ordered(self) -> MpiTask | MpiDone | None:
+    def ordered(self) -> Any:
+        """The next order of rank 0; None if there is none yet."""
         try:
             message = self.comm.improbe(0)
-            line: MpiTask | MpiDone | None = None if message is None else message.recv()
+            return None if message is None else message.recv()
         except self._mpi.Exception:
             raise RankLost(name_of(0), "its process ended") from None
-        return line
 
     def group(self, warn: Callable[[str], None] = lambda what: None) -> MpiCollective:
         """For one run; all living ranks call it."""
-        found = MpiCollective(self.comm, warn, self._is_over)
-        self._living = lambda: found.living
-        return found
+        self._group = MpiCollective(self.comm, warn, self._is_over)
+        return self._group
 
     def _is_over(self) -> bool:
         if self.rank:
-            self.over = self.over or isinstance(self.ordered(), MpiDone)
+            self.over = self.over or self.ordered() == OVER
         return self.over
 
     def leave(self, code: int) -> None:
@@ -344,14 +334,13 @@ class MpiWorld:
 
         If a rank has died or was interrupted in a sum, MPI may wait for ever: then just exit.
         """
-        if len(self._living()) == self.size:
-            guard = threading.Timer(_LEAVE_WITHIN, os._exit, (code,))
-            guard.daemon = True
-            guard.start()
-            self._mpi.Finalize()
-            guard.cancel()
-        else:
+        if self._group is not None and len(self._group.living) < self.size:
             os._exit(code)
+        guard = threading.Timer(_LEAVE_WITHIN, os._exit, (code,))
+        guard.daemon = True
+        guard.start()
+        self._mpi.Finalize()
+        guard.cancel()
 
 
 @cache
@@ -381,7 +370,7 @@ def take_part(call: Callable[[MpiHead], object]) -> object:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
     finally:
-        here.order(MpiDone())
+        here.order(OVER)
         flush()
         here.leave(code)
 
@@ -392,11 +381,11 @@ def follow() -> None:
         signal.signal(number, lambda *_: None)
     here = world()
     try:
-        while not here.over and not isinstance(line := here.ordered(), MpiDone):
-            if isinstance(line, MpiTask):
-                _work(here, msgspec.convert(line.work, PoolWorkerSpec))
-            else:
+        while not here.over and (order := here.ordered()) != OVER:
+            if order is None:
                 time.sleep(_NAP)
+            else:
+                _work(here, order)
     except RankLost as error:  # rank 0 is gone: all end
         if here.rank == 1 and not os.environ.get(OURS):
             why = f"{error.who} is gone ({error.why}), and all others end with it"

@@ -6,7 +6,11 @@
 The caller keeps the folder, the log and the view; it computes nothing. Rank 0 trains and reports;
 the others follow. Every rank connects to a Unix socket in a private folder, where mpirun has its
 own files, too. A rank whose connection is closed, or whose mpirun is gone, ends: so nothing is
-left, whichever process is killed, and the last one removes the folder.
+left, whichever process is killed, and the last one removes the folder. What is sent:
+
+    a rank      (rank, pid) at first
+    rank 0      (progress, event, model evaluated) or the RunResult; if it cannot be, why
+    caller      to rank 0: that it was interrupted
 """
 
 from __future__ import annotations
@@ -27,24 +31,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from shoal.errors import Invalid, ShoalError, StartFailed
 from shoal.events import Evaluated, RunEvent, Stopped
 from shoal.job import Job
 from shoal.launch.mpirun_rank import OURS, rank
-from shoal.launch.process_main import ProcessMessage
 from shoal.launch.process_pool import ExitReasons
-from shoal.launch.torchrun import is_ours
 from shoal.launch.worker_pool import name_of
 from shoal.nodes.evaluator import Judgement
-from shoal.strategies.averaging import Averaging
 from shoal.strategies.averaging.mpi import needs_mpi, take_part, world
-from shoal.strategies.averaging.worker import make_shards
 from shoal.training.preflight import check
 from shoal.training.run import RunHandle, RunStart
 from shoal.training.tracker import RunResult, Tracker, result_of
-from shoal.wire.messages import RunProgress
 
 SOCKET, JOB = "socket", "job.toml"  # in the private folder
 SHARED = Path("/dev/shm")
@@ -54,61 +52,13 @@ _COME_WITHIN = 60.0
 _END_WITHIN = 5.0
 _JUDGE_WITHIN = 60.0  # after an interruption
 
-JudgedAs = tuple[int, float, dict[str, float | None], tuple[int, ...]]  # the last: of the weights
 
-
-class MpiHello(ProcessMessage, frozen=True, tag="here"):
-    """Rank to caller: "this is who I am"."""
-
-    rank: int
-    pid: int
-
-
-class MpiProgress(ProcessMessage, frozen=True, tag="told"):
-    """Rank 0 to caller: "this happened, and this is how far the run is"."""
-
-    course: RunProgress
-    event: RunEvent | None = None
-    judged: JudgedAs | None = None  # the model that would be kept; its weights follow
-
-
-class MpiLeft(ProcessMessage, frozen=True, tag="left"):
-    """Rank 0 to caller: "the run is over, with this result"; weights follow."""
-
-    outcome: dict[str, Any]
-    judged: JudgedAs | None
-
-
-class MpiFailed(ProcessMessage, frozen=True, tag="failed"):
-    """Rank 0 to caller: "the run cannot be"."""
-
-    error: str
-
-
-class MpiInterrupt(ProcessMessage, frozen=True, tag="interrupt"):
-    """Caller to rank 0: "end now, and evaluate what was learned"."""
-
-
-MpiMessage = MpiHello | MpiProgress | MpiLeft | MpiFailed | MpiInterrupt
-
-
-def send(connection: Connection, line: MpiMessage, judged: Judgement | None = None) -> None:
-    connection.send_bytes(msgspec.msgpack.encode(line))
-    if judged is not None:
-        connection.send_bytes(np.ascontiguousarray(judged.weights).data.cast("B"))
-
-
-def receive(connection: Connection) -> tuple[MpiMessage | None, Judgement | None]:
-    """The next message and its model, if it has one; None if the other end is gone."""
+def receive(connection: Connection) -> Any:
+    """The next message; None if the other end is gone. Only this user can open the socket."""
     try:
-        line = msgspec.msgpack.decode(connection.recv_bytes(), type=MpiMessage)
-        if not isinstance(line, MpiProgress | MpiLeft) or line.judged is None:
-            return line, None
-        number, loss, metrics, shape = line.judged
-        weights = np.frombuffer(bytearray(connection.recv_bytes()), np.float32).reshape(shape)
-        return line, Judgement(number, weights, loss, metrics)
+        return connection.recv()
     except (EOFError, OSError):
-        return None, None
+        return None
 
 
 class MpirunRun:
@@ -117,16 +67,14 @@ class MpirunRun:
         job, self._listener, self._folder = start.job, start.listener, start.folder
         self.job, self.learner = job, check(job, start.dataset)
         self._kept = "" if start.resume is None else str(start.resume.path)
-        tracker = Tracker(job, start.dataset, self.learner, start.listener)
-        if isinstance(job.strategy, Averaging):
-            make_shards(job, tracker.slots, job.workers)  # refuses wrong shares
         self._own: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._how = ExitReasons().how
         self._ranks: dict[int, tuple[int, Connection]] = {}
         self._outcome: RunResult | None = None
         self._judged: Judgement | None = None
-        self.course = tracker.course()  # until rank 0 says more
+        # Until rank 0 says more:
+        self.course = Tracker(job, start.dataset, self.learner, start.listener).course()
 
     def __enter__(self) -> MpirunRun:
         self._own = own = _private(self.job.workers)
@@ -183,7 +131,7 @@ class MpirunRun:
 
     def interrupted(self) -> RunResult:
         with contextlib.suppress(OSError):
-            send(self._ranks[0][1], MpiInterrupt())
+            self._ranks[0][1].send("interrupted")
         return self.wait(_JUDGE_WITHIN) or self.outcome()
 
     def outcome(self) -> RunResult:
@@ -206,38 +154,27 @@ class MpirunRun:
                 )
             with contextlib.suppress(TimeoutError):
                 accepted, _ = listener.accept()
-                if not is_ours(accepted):
-                    accepted.close()
-                    continue
                 accepted.setblocking(True)
                 connection = Connection(accepted.detach())
-                match receive(connection)[0]:
-                    case MpiHello(number, pid):
-                        self._ranks[number] = pid, connection
-                    case _:
-                        connection.close()
+                if (hello := receive(connection)) is not None:
+                    self._ranks[hello[0]] = hello[1], connection
 
     def _receive(self, head: Connection) -> None:
-        line, judged = receive(head)
-        self._judged = judged or self._judged
-        match line:
-            case MpiProgress(course, event):
-                self.course = course
+        match receive(head):
+            case (course, event, judged):
+                self.course, self._judged = course, judged or self._judged
                 if event is not None:
                     self._listener(event)
-                self._drop_ended_ranks()
-            case MpiLeft(outcome):
-                self._outcome = RunResult(judged=judged, **outcome)
-            case MpiFailed(error):
+                for number, (_, connection) in list(self._ranks.items()):
+                    if number and connection.poll():  # readable: it ended
+                        connection.close()
+                        del self._ranks[number]
+            case RunResult() as outcome:
+                self._outcome = outcome
+            case str(error):
                 raise StartFailed(error)
             case None:
                 self._outcome = self._lost()
-
-    def _drop_ended_ranks(self) -> None:
-        for number, (_, connection) in list(self._ranks.items()):
-            if number and connection.poll():  # readable: it ended
-                connection.close()
-                del self._ranks[number]
 
     def _wait_for_mpirun(self) -> int | None:
         assert self._process is not None
@@ -295,7 +232,7 @@ def main(own: Path, folder: Path | None, kept: str) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         caller: Connection = Client(str(own / SOCKET), "AF_UNIX")
-        send(caller, MpiHello(me.number, os.getpid()))
+        caller.send((me.number, os.getpid()))
     except OSError:  # it ended before this rank began
         shutil.rmtree(own, ignore_errors=True)
         return 1
@@ -304,7 +241,7 @@ def main(own: Path, folder: Path | None, kept: str) -> int:
         world()
     except Invalid as error:
         if not me.number:
-            send(caller, MpiFailed(str(error)))
+            caller.send(str(error))
         return 1
     take_part(lambda _: _lead(own, folder, kept, caller))
     return 0
@@ -320,7 +257,7 @@ def _lead(own: Path, folder: Path | None, kept: str, caller: Connection) -> None
     def listener(event: RunEvent) -> None:
         assert training is not None
         judged = training.outcome().judged if isinstance(event, Evaluated) else None
-        send(caller, MpiProgress(training.course, event, _facts(judged)), judged)
+        caller.send((training.course, event, judged))
 
     try:
         job = Job.load(own / JOB)
@@ -331,16 +268,10 @@ def _lead(own: Path, folder: Path | None, kept: str, caller: Connection) -> None
                 outcome = training.wait() or training.outcome()
             except (KeyboardInterrupt, SystemExit):
                 outcome = training.interrupted()
-        send(caller, MpiProgress(training.course))
-        names = [name for name in RunResult.__dataclass_fields__ if name != "judged"]
-        figures = msgspec.to_builtins({name: getattr(outcome, name) for name in names})
-        send(caller, MpiLeft(figures, _facts(outcome.judged)), outcome.judged)
+        caller.send((training.course, None, None))
+        caller.send(outcome)
     except ShoalError as error:
-        send(caller, MpiFailed(str(error)))
-
-
-def _facts(judged: Judgement | None) -> JudgedAs | None:
-    return None if judged is None else (judged.number, judged.loss, judged.metrics, judged.weights.shape)
+        caller.send(str(error))
 
 
 def _watch(caller: Connection, parent: int, own: Path) -> None:
@@ -348,7 +279,7 @@ def _watch(caller: Connection, parent: int, own: Path) -> None:
     here = True
     while here and (os.getppid() == parent or caller.poll()):
         if wait([caller], _PARENT):
-            here = isinstance(receive(caller)[0], MpiInterrupt)
+            here = receive(caller) is not None
             if here:
                 os.kill(os.getpid(), signal.SIGINT)
     if not here:  # otherwise that process reads the folder, and removes it

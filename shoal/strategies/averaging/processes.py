@@ -248,11 +248,10 @@ class MpiRanks(OtherRanks):
         return {} if group is None else {name_of(one): group.pids[one] for one in group.living if one}
 
     def start(self) -> Collective:
-        from shoal.strategies.averaging.mpi import MpiTask, world
+        from shoal.strategies.averaging.mpi import world
 
-        here = world()
-        here.order(MpiTask(msgspec.to_builtins(self._spec)))
-        self._group = here.group(self._tracker.warn)
+        world().order(self._spec)
+        self._group = world().group(self._tracker.warn)
         return self._group
 
     def why(self, rank: int) -> str:
@@ -265,10 +264,10 @@ class MpiRanks(OtherRanks):
 
     def close(self) -> None:
         """A rank that still waits for a sum gives up."""
-        from shoal.strategies.averaging.mpi import MpiDone, world
+        from shoal.strategies.averaging.mpi import OVER, world
 
         if self._group is not None and not self._group.parted:
-            world().order(MpiDone())
+            world().order(OVER)
 
 
 def main(orders: ProcessOrders, process: Process) -> None:

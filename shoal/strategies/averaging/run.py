@@ -12,11 +12,12 @@ from collections.abc import Callable
 import numpy as np
 
 from shoal import limits
+from shoal.data.slots import Slots
 from shoal.errors import ClusterError, Invalid, RankLost, SegmentsLost, StoreError
 from shoal.launch.mpirun_rank import rank
 from shoal.launch.worker_pool import name_of
 from shoal.models.linear import Floats
-from shoal.strategies.averaging import AllReduce, over_of
+from shoal.strategies.averaging import AllReduce, Averaging, over_of
 from shoal.strategies.averaging.processes import make_other_ranks
 from shoal.strategies.averaging.shards import unseen
 from shoal.strategies.averaging.worker import AveragingRank, RoundOrder, RoundResult, make_shards, rank_class
@@ -33,8 +34,6 @@ class AveragingRun(TrackedRun):
         job = start.job
         self._in_steps = isinstance(job.strategy, AllReduce)
         super().__init__(start, job.workers if self._in_steps else 1)
-        if not self._in_steps:
-            make_shards(job, self.tracker.slots, job.workers)  # refuses wrong shares
         self._others = make_other_ranks(job, self.dataset, self.resume, self.tracker)
         self._living = list(range(job.workers))
         self._most = 1
@@ -48,10 +47,8 @@ class AveragingRun(TrackedRun):
     def __enter__(self) -> AveragingRun:
         self.learner.settle()
         try:
-            group, kept = self._others.start(), self.resume
-            position, slab = (None, None) if kept is None else (kept.position, kept.slab)
             self._rank = rank_class(self.job)(
-                self.job, self.dataset.train, self.learner, group, position, slab, self._count, self._order
+                self.job, self.dataset.train, self.learner, self._others.start(), self.resume, self._count, self._order
             )
         except BaseException:
             self._others.close()
@@ -188,11 +185,12 @@ def open_run(start: RunStart, begin: Callable[[], None]) -> RunHandle:
     job = start.job
     if over_of(job) == "mpi" and job.launch.how == "threads":
         raise Invalid("over MPI every rank is a process: leave out --on threads, or strategy.over=mpi")
-    opened: RunHandle
+    if isinstance(job.strategy, Averaging):
+        make_shards(job, Slots(start.dataset.train.rows, job.data.batch, job.seed), job.workers)  # refuses wrong shares
     if over_of(job) == "mpi" and rank() is None:
         from shoal.strategies.averaging.mpirun import MpirunRun
 
-        opened = MpirunRun(start)
+        opened: RunHandle = MpirunRun(start)
     else:
         opened = AveragingRun(start)
     begin()

@@ -62,12 +62,14 @@ class Torn:
 
     def push_pull(self, name: str, keys: slice, rows: Any, slot: tuple[int, int]) -> Torn:
         self.steps.append(slot[1])
+        self.done = False
         self.found = rows.copy()
         if len(self.steps) == 1:
             self.found[0] *= 2  # both are in this row, rank 0 alone is in the other
         return self
 
-    def result(self, seconds: float) -> Any:
+    def result(self, seconds: float | None = None) -> Any:
+        self.done = True
         return self.found
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from shoal import limits
 from shoal.emulation import Slowdown
-from shoal.nodes.time_accounting import IDLE, TimeAccounting
+from shoal.nodes.time_accounting import TimeAccounting
 from shoal.strategies.gossip.model import GossipModel
 from shoal.wire.effects import Compute, Computed, Effect, Send
 from shoal.wire.messages import Arrays, Message
@@ -51,7 +51,7 @@ class ComputeQueue:
         self._first: deque[tuple[Function, Then, bool]] = deque()  # others wait for these
         self._next: deque[tuple[Function, Then, bool]] = deque()
         self._token, self._busy = 0, False
-        self._then: Then = _nothing
+        self._then: Then = lambda result: None
         self._steps: Steps
         self._waits = self._is_short = False
         self._held = NEVER  # the emulation goes on until then
@@ -124,9 +124,6 @@ class ComputeQueue:
         """The worker waited for neighbours until now; at most ``link`` of it for the network."""
         self.spent.waited(held=min(since + link, self.now))
 
-    def idled(self) -> None:
-        self.spent.did(IDLE)
-
     def computed(self, event: Computed) -> None:
         if not self._busy or event.token != self._token:
             return
@@ -163,7 +160,3 @@ class ComputeQueue:
                 self.fail(error)
                 return
             then(result)
-
-
-def _nothing(result: Any) -> None:
-    return

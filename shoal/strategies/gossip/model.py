@@ -14,8 +14,9 @@ A model that is longer than one frame of a message travels in up to four pieces 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,30 +44,34 @@ _AT_ONCE = 16_384  # numbers
 MOST = limits.FRAMES * limits.FRAME_BYTES // 4  # numbers that one message may carry
 
 
-class GossipModel(Protocol):
+class GossipModel(ABC):
     """What a worker does with its model; one call at a time, on any thread."""
 
-    @property
-    def size(self) -> int:
-        """Numbers in the weights."""
-
-    @property
-    def slab(self) -> Floats:
-        """Weights and the state of the rule: the array itself, so copy it before sending."""
+    def __init__(self, slab: Floats, now: Floats) -> None:
+        """``slab``: weights and the state of the rule. ``now``: the weights in it, no copy."""
+        self.slab, self._now, self.size = slab, now, now.size
 
     @property
     def weights(self) -> Floats:
         """As they are now, in one row; a copy."""
+        return self._now.flatten()
 
+    @abstractmethod
     def gradient(self, slot: int) -> tuple[float, int]:
         """Store the gradient of a slot; the sum of its losses, and its rows."""
 
     def mix(self, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
         """weights <- own * weights + the sum of weight * values over ``parts``."""
+        with np.errstate(**RUNAWAY):
+            mix_into(self._now, own, parts)
 
     def add(self, delta: Floats, times: float = 1.0) -> None:
         """weights <- weights + times * delta."""
+        now = self._now
+        with np.errstate(**RUNAWAY):
+            now[:] = now + np.multiply(delta.reshape(now.shape), times, dtype=np.float64)
 
+    @abstractmethod
     def step(self, scale: float = 1.0) -> None:
         """Step by the rule with the stored gradient; weights move by ``scale`` times that step."""
 
@@ -109,31 +114,17 @@ def from_frames(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-class GossipLocalModel:
-    """The model of one worker: a ``GossipModel``."""
-
+class GossipLocalModel(GossipModel):
     def __init__(self, job: Job, train: Data, learner: Learner, slots: Slots, number: int, slab: Floats | None) -> None:
         """Continues from ``slab``, if given. ``train`` is in the order of ``assign_rows``."""
         assert isinstance(job.strategy, Gossip)
         self._model, self._slots = StepModel(job, train, learner, slots), slots
+        super().__init__(self._model.slab, self._model.weights_in(self._model.slab))
         if slab is not None:
-            self._model.slab[:] = slab
+            self.slab[:] = slab
         elif job.strategy.start == "own":
             self._now[:] = own_start(job, train, learner, number)
         self._gradient = np.zeros(self._model.size, np.float32)
-
-    @property
-    def size(self) -> int:
-        return int(self._now.size)
-
-    @property
-    def slab(self) -> Floats:
-        return self._model.slab
-
-    @property
-    def weights(self) -> Floats:
-        found: Floats = self._now.reshape(-1)
-        return found.copy() if np.shares_memory(found, self._now) else found
 
     def gradient(self, slot: int) -> tuple[float, int]:
         place = divmod(slot, self._slots.per_pass)
@@ -145,25 +136,12 @@ class GossipLocalModel:
             self.slab[:] = np.nan  # as after a step that was too long: it spreads, and the run ends
         return loss, stop - start
 
-    def mix(self, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
-        with np.errstate(**RUNAWAY):
-            mix_into(self._now, own, parts)
-
-    def add(self, delta: Floats, times: float = 1.0) -> None:
-        now = self._now
-        with np.errstate(**RUNAWAY):
-            now[:] = now + np.multiply(delta.reshape(now.shape), times, dtype=np.float64)
-
     def step(self, scale: float = 1.0) -> None:
         before = self._now.copy() if scale != 1.0 else None
         with np.errstate(**RUNAWAY):
             self._model.apply(self._gradient, 1)
             if before is not None:
                 self._now[:] = before + np.subtract(self._now, before, dtype=np.float64) * scale
-
-    @property
-    def _now(self) -> Floats:
-        return self._model.weights_in(self._model.slab)
 
 
 class Consensus:

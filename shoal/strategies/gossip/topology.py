@@ -31,6 +31,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from random import Random
 
@@ -225,14 +226,6 @@ def keep_links(graph: Graph, folder: Path | None) -> None:
 # ---------------------------------------------------------------- links
 
 
-def ring(nodes: int) -> Links:
-    return _hops(nodes, [1])
-
-
-def one_way(nodes: int) -> Links:
-    return [(i, (i + 1) % nodes) for i in range(nodes)] if nodes > 1 else []
-
-
 def torus(nodes: int) -> Links:
     """A grid, as square as possible, whose rows and columns are rings."""
     _, columns = sides(nodes)
@@ -241,26 +234,14 @@ def torus(nodes: int) -> Links:
     return both_ways(right + down)
 
 
-def star(nodes: int) -> Links:
-    return [(0, i) for i in range(1, nodes)]
-
-
-def complete(nodes: int) -> Links:
-    return [(i, j) for i in range(nodes) for j in range(i + 1, nodes)]
-
-
-def exponential(nodes: int) -> Links:
-    """Every node is linked to those 1, 2, 4, ... further: few links, short paths."""
-    return _hops(nodes, [1 << k for k in range(max(nodes - 1, 0).bit_length())])
-
-
 SHAPES: dict[str, Callable[[int], Links]] = {
-    "ring": ring,
-    "one-way": one_way,
+    "ring": lambda nodes: _hops(nodes, [1]),
+    "one-way": lambda nodes: [(i, (i + 1) % nodes) for i in range(nodes)] if nodes > 1 else [],
     "torus": torus,
-    "star": star,
-    "complete": complete,
-    "exponential": exponential,
+    "star": lambda nodes: [(0, i) for i in range(1, nodes)],
+    "complete": lambda nodes: list(combinations(range(nodes), 2)),
+    # Every node is linked to those 1, 2, 4, ... further: few links, short paths.
+    "exponential": lambda nodes: _hops(nodes, [1 << k for k in range(max(nodes - 1, 0).bit_length())]),
 }
 
 
@@ -289,10 +270,10 @@ def random_regular(nodes: int, degree: int, chance: Random, holds: Callable[[Lin
     if degree == 2 and nodes > 2:  # a connected one is a ring, in any order
         places = list(range(nodes))
         chance.shuffle(places)
-        return both_ways([(places[i], places[j]) for i, j in ring(nodes)])
+        return both_ways([(places[i], places[j]) for i, j in _hops(nodes, [1])])
     if 2 * degree >= nodes:  # it holds together: draw the fewer missing links
         apart = dict.fromkeys(_stirred(_circle(nodes, nodes - 1 - degree), chance))
-        return [link for link in complete(nodes) if link not in apart]
+        return [link for link in combinations(range(nodes), 2) if link not in apart]
     links = _circle(nodes, degree)
     for _ in range(TRIES):
         links = _stirred(links, chance)

@@ -23,6 +23,7 @@ from typing import Literal
 
 from shoal import limits
 from shoal.emulation import Slowdown
+from shoal.nodes.time_accounting import IDLE
 from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue
 from shoal.strategies.gossip.model import Floats, GossipModel, from_frames, to_frames
 from shoal.strategies.gossip.pairwise import Pairwise
@@ -143,7 +144,7 @@ class GossipWorker:
             return
         self._received_by_home, self._slab, self.rests, self._rest_at = True, None, False, NEVER
         self.queue.rows, self.queue.loss = 0, 0.0
-        self.queue.idled()
+        self.queue.spent.did(IDLE)
         self._gone = {name: number for name, number in self._gone.items() if number >= leg.number}
         self._connect({one.name: one.address for one in (*leg.hears, *leg.tells)})
         self._along_at = self.queue.now + self._timing.heartbeat

@@ -1,15 +1,13 @@
-"""How ranks add up vectors: each gives one, and all get the sum.
+"""How ranks add up vectors: each gives one, and all get the sum, with the same bits.
 
     group.total(mine)       every rank calls it equally often, with vectors of one length
 
-The sum has the same bits at every rank. A rank that dies meanwhile is in it or is not, the same for
-all: a cell for each rank in the vector shows which. Over gloo (``gloo``) no rank can continue
-without it, and ``RankLost`` is raised; over MPI see ``mpi``.
+A rank that dies meanwhile is in it or is not, the same for all: a cell for each rank in the vector
+shows which. Over gloo (``gloo``) ``RankLost`` is raised instead; over MPI see ``mpi``.
 
-``StoreCollective`` sums through the store, by a step table with a slot for each rank in every step:
-its rows after step t are the sum of the t-th vectors, in the order of the ranks, rounded once.
-Rank 0 declares the slots of a rank that ended void. It may have ended in the middle of a push: so
-every row names its ranks, and if rows differ the sum is taken again without that rank.
+``StoreCollective`` sums by a step table with a slot for each rank in every step. Rank 0 declares
+the slots of a rank that ended void. It may have ended in the middle of a push: so every row names
+its ranks, and if rows differ the sum is taken again without that rank.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Sums over gloo (torch.distributed), on the loopback of this machine.
 
-Ranks meet by a file in a folder that is this run's alone, so two runs never meet each other and no
-port is fixed. A rank that ends breaks the sums of all: none can continue, and ``RankLost`` says who
-it was. The others then wait until rank 0 ends them.
-
-A wait inside gloo sees no signals, and does not notice that a rank is stopped: so the caller checks
-for both while it waits.
+Ranks meet by a file in a folder that is this run's alone. A rank that ends breaks the sums of all,
+and ``RankLost`` says who it was; the others wait until rank 0 ends them. A wait inside gloo sees no
+signals and no stopped ranks: so the caller checks for both while it waits.
 """
 
 from __future__ import annotations

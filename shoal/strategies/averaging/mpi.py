@@ -2,17 +2,14 @@
 
     mpirun -n 5 python -m shoal train job.toml --strategy averaging
 
-Rank 0 runs the command as usual: terminal, run folder, tracker. The others parse and print nothing:
-they take orders of rank 0, and end when it says so. They poll for orders, since MPI's own wait
-would keep a core busy. MPI is imported only in processes that mpirun started: alone it leaves files
-behind.
+Rank 0 runs the command as usual; the others take its orders, which they poll for, since MPI's own
+wait would keep a core busy. MPI is imported only in processes that mpirun started: alone it leaves
+files behind.
 
-Deaths (ULFM: Bland et al., 2013): a rank that dies breaks a sum for some ranks and not for others.
-A rank whose sum breaks revokes the communicator, so that it breaks for all; the living shrink it,
-and compare how many sums they have finished. No rank finishes a sum before all have begun it, so
-these numbers differ by at most one: a rank that has the newer sum gives it to those that have not.
-If none has it, all repeat it without the dead. So a dead rank is in a sum or is not, the same for
-all, bit by bit. No rank leaves before all have finished the last sum, which others might need.
+Deaths (ULFM: Bland et al., 2013): a rank whose sum breaks revokes the communicator, so that it
+breaks for all; the living shrink it. No rank finishes a sum before all have begun it, so the
+numbers of finished sums differ by at most one: a rank that has the newer sum gives it to those that
+have not; if none has it, all repeat it. No rank leaves before all have finished the last sum.
 """
 
 from __future__ import annotations

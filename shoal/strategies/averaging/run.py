@@ -1,8 +1,7 @@
 """An averaging or all-reduce run: rank 0's side, which is the process that was called.
 
-Rank 0 computes as any other rank does, and tracks the run besides: it evaluates the model while the
-others wait and the clock stands still. Checkpoints hold the last mean, from which all ranks of a
-resumed run begin; it is also evaluated after an interruption.
+It computes as any other rank does, and tracks the run besides: it evaluates the model while the
+others wait and the clock stands still. Checkpoints hold the last mean.
 """
 
 from __future__ import annotations

@@ -4,17 +4,10 @@
     while not (go := rank.go()).stop:   all begin at once, or the run is over: rank 0 says so
         rank.round(go)                  periods until the next evaluation; then the mean of all
 
-Averaging: a rank learns from slots of its own. A period ends with one sum over the group: the model
-of each rank, weighted by the rows it learned from; its loss; how long it computed; and who is in
-it. A rank that is not in it is gone, for all alike. With ``every = "end"`` no rank continues from a
-mean: only figures are summed, and the mean is taken where the model is evaluated.
-
-All-reduce: a period is one step by the mean of all gradients, which every rank applies to weights
-of its own. The same sum and the same rule everywhere, so the weights are the same, bit by bit, and
-never travel; where the model is evaluated their checksums are compared. Over MPI the slot of a lost
-rank is computed again.
-
-Rank 0 decides what only one can: when time is up, and how far it is to the next evaluation.
+A period ends with one sum over the group: of averaging the model of each rank, weighted by the rows
+it learned from; of all-reduce the gradients, by whose mean every rank takes the same step. Figures
+are summed beside it, and who is in it: a rank that is not is gone, for all alike. Rank 0 decides
+what only one can: when time is up, and how far it is to the next evaluation.
 """
 
 from __future__ import annotations

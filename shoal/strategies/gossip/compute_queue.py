@@ -1,10 +1,8 @@
 """The compute queue of a gossip worker, with a priority lane for what neighbours wait for.
 
-Short work is done at once, longer work on the compute thread, so that the loop stays responsive.
-What neighbours wait for (the mean with one that asked) runs before the rest, right after the
-computation under way. While the emulation of slow workers holds a worker up (``Slowdown``), it
-computes nothing, but answers others. Only a few short pieces run in one go: then the loop receives
-messages. Time comes from the caller.
+Short work is done at once, a few pieces between two looks at messages, and longer work on the
+compute thread. What neighbours wait for runs before the rest. While the emulation of slow workers
+holds a worker up (``Slowdown``), it computes nothing, but answers others.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
     end_leg      all rest: what was done in this leg cannot be lost any more
     lose         a worker is gone: the others compute its unfinished slots from the next leg on
 
-The run (``run``) evaluates and keeps models between ``end_leg`` and ``next_leg``. Nothing here
-reads a clock or starts a process.
+Nothing here reads a clock or starts a process.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """The model of a gossip worker, whose rows it learns from, and the mean of all models.
 
 The gradient is taken at the weights before a mean and applied after it (Lian et al., 2017), so the
-worker stores it in between. Means are summed in double precision and rounded once: whatever the
-order of the neighbours, all who take the same mean have the same weights but for one rounding.
+worker stores it in between. Means are summed in double precision and rounded once.
 
 ``assign_rows`` says whose rows are whose. The rows are sorted by worker and cut at whole slots: the
 few rows at a border may be the neighbour's. So every row comes once in an epoch, and a slot is what
 it is in every other run.
-
-A model that is longer than one frame of a message travels in up to four pieces (``to_frames``,
-``from_frames``).
 """
 
 from __future__ import annotations

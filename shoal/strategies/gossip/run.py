@@ -1,16 +1,9 @@
 """A gossip run: every worker has a model, and this process tracks them. It is their home.
 
-It works in legs (``controller``). A leg is some slots for each worker, never past the next
-evaluation: the workers start, report how far they are, and rest when they are done, each with its
-model. While all rest, the mean of their models is evaluated, and the clock stands still; where
-nothing is evaluated between two legs, time goes on.
-
-A worker that is lost takes its model along. The slots it had reported stay counted: its neighbours
-have what it handed on. The others compute the rest of its slots from the next leg on, with new
-mixing weights. If they are no longer connected, the run warns. A worker that is stopped
-(SIGSTOP) and holds up the others is killed after a while; a slow one is waited for, with a warning.
-
-A checkpoint holds the mean: in a resumed run all workers begin from it, without their differences.
+It works in legs (``controller``), and while all workers rest the mean of their models is evaluated;
+the clock stands still. A worker that is lost takes its model along: the slots it had reported stay
+counted, since its neighbours have what it handed on, and the others compute the rest. A checkpoint
+holds the mean: in a resumed run all workers begin from it, without their differences.
 """
 
 from __future__ import annotations

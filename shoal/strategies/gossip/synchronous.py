@@ -3,25 +3,19 @@
 In every round of a leg a worker
 
     1   sends its weights (an offer) to all who hear it, and takes a gradient at just these weights
-    2   waits for the offers of this round of all whom it hears
+    2   waits for the offers of this round of all whom it hears; it asks for one that it lacks
     3   takes the mean, by the weights of the leg
-    4   takes a step with the gradient of 1
+    4   takes a step with the gradient of 1, if the round has a slot
 
-so that X(k+1) = X(k) W - step * G(X(k)). A round without a slot has no gradient and no step.
-
-No worker is more than one round ahead of any that hears it: sender and receiver store the offers of
-two rounds. A worker that lacks an offer asks for it, and the sender repeats it; an offer that comes
-twice or late is of a round that is complete or over.
+No worker is more than one round ahead of any that hears it: both sides store two rounds' offers.
 
 A worker adds the weight of a lost neighbour to its own, at once and until the leg is over. So what
 two living workers take of each other is the same on both sides in every round, whichever notices
 the loss first, and the sum of all models is kept. It cannot be known whether the lost worker
 completed its last round: what it may have taken with it is added to ``lost``.
 
-Where links go one way (push-sum), a worker has a weight beside its model, and cuts the weight into
-shares: the others add up weight * model, and the model is that sum, divided by the sum of the
-weights. A step moves weight * model by what the rule says, so that every worker counts alike,
-however many hear it.
+Where links go one way (push-sum), a worker has a weight beside its model, and what adds up is
+weight * model. A step moves that by what the rule says, so that every worker counts alike.
 """
 
 from __future__ import annotations

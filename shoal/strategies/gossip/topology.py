@@ -5,21 +5,14 @@
     graph.mixing()                                         the matrix W: row i has the weights of i
     graph.gap, graph.rounds()                              1 - |second eigenvalue|; rounds to agree
 
-Links that go both ways have Metropolis weights, 1 / (1 + the larger of both degrees), so that W is
-symmetric and each row and column has the sum 1: the mean of all models stays what it is. Where
-links go one way only, a node with d listeners cuts what it has into 1 + d equal shares (push-sum):
-the columns have the sum 1, and nothing gets lost.
+Links that go both ways have Metropolis weights, 1 / (1 + the larger of both degrees), so that each
+row and column of W has the sum 1: the mean of all models stays what it is. Where links go one way
+only, a node with d listeners cuts what it has into 1 + d equal shares (push-sum).
 
 Links that go both ways stand once, the lower node first; one-way links as from -> to. A file has a
-link in each line:
-
-    # a comment
-    0 1         these two hear each other
-    1 -> 2      2 hears 1, and not the other way round
-
-As soon as one link goes one way only, the graph is directed, and a link that goes both ways is two.
-Whether a graph holds together is read off its links, never off an eigenvalue that is nearly 1. A
-node that is gone keeps its place, and has no links. Chance comes from the seed.
+link in each line, "0 1" or, one way only, "0 -> 1": then the graph is directed, and a link that
+goes both ways is two. Whether a graph holds together is read off its links, never off an eigenvalue
+that is nearly 1. A node that is gone keeps its place, and has no links.
 """
 
 from __future__ import annotations

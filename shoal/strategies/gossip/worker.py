@@ -1,17 +1,13 @@
 """A gossip worker: works through leg after leg, and rests while models are evaluated.
 
     worker      a progress report of leg 0, until the first leg comes: so that home can reach it
-    home        Leg: these slots, among these neighbours
+    home        Leg: these slots, among these neighbours; legs are counted from 1
     workers     take means with each other, in rounds (``synchronous``) or pairs (``pairwise``)
     worker      progress reports, now and then;  LegDone: this is my model, until home has it
     home        LegReceived, and the next Leg, or that the run is over
 
 A message that is lost is repeated by the side that needs the answer; one that comes twice or late
-changes nothing. If the network is emulated to be slower, messages of neighbours are handled
-``link`` nanoseconds after they came. An error in a computation goes to home with LegDone, and the
-worker stops computing. Legs are counted from 1.
-
-Time and random numbers come from outside: this node runs in the simulator as in a process.
+changes nothing. Time and random numbers come from outside, as the simulator needs it.
 """
 
 from __future__ import annotations

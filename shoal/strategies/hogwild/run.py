@@ -4,11 +4,9 @@ It works in rounds. A round is the slots up to the next evaluation, all of one e
 writes them to the desk, tells all workers to go, and counts what they mark in the tally until every
 worker has said DONE. So no worker writes while the model is evaluated.
 
-A worker that died has not marked the slot it had: when the others are done, that slot is computed
-again. The rows of it that it had learned from count twice in the model; the slot is counted once. A
-worker that is stopped (SIGSTOP) and holds up the others is killed after a while, since what it
-would write later could not be told from newer slots. One that is only slow is waited for, with a
-warning.
+A worker that died has not marked the slot it had: it is computed again, and counted once. One that
+is stopped (SIGSTOP) and holds up the others is killed after a while, since what it would write
+later could not be told from newer slots.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -280,7 +281,8 @@ class StoreRanks(OtherRanks):
     def __init__(self, job: Job, spec: PoolWorkerSpec, tracker: Tracker) -> None:
         super().__init__(job, spec, tracker)
         self._servers_ended: deque[tuple[str, str]] = deque()  # not reported yet
-        self._threads: dict[threading.Thread, StoreCollective] = {}
+        self._threads: WorkerPool | None = None
+        self._groups: list[StoreCollective] = []  # of threads
         self._look = _LOOK
         self._joined: set[str] = set()
         modules, journal = tuple(job.launch.modules), JournalFile(None)
@@ -288,6 +290,7 @@ class StoreRanks(OtherRanks):
         self._cluster: Cluster
         if job.launch.how == "threads":
             self._cluster = ThreadCluster(job.servers, modules, journal, job.copies)
+            self._threads = WorkerPool(job, MAIN, self._on_ended)
         else:
             how = LaunchSettings(transport=job.launch.transport, modules=job.launch.modules)
             self._cluster = self._processes = ProcessCluster(
@@ -304,34 +307,25 @@ class StoreRanks(OtherRanks):
         for rank in range(1, self._job.workers):
             if self._processes is not None:
                 self._processes.fork(name_of(rank), MAIN, msgspec.to_builtins(self._spec))
-                continue
-            group = StoreCollective(self._cluster.client(name_of(rank)), rank, self._job.workers)
-            thread = threading.Thread(target=self._follow, args=(group,), name=name_of(rank), daemon=True)
-            self._threads[thread] = group
-            thread.start()
+            elif self._threads is not None:
+                group = StoreCollective(self._cluster.client(name_of(rank)), rank, self._job.workers)
+                self._groups.append(group)
+                self._threads.run_thread(name_of(rank), partial(follow, self._spec, group))
         self._kv = self._cluster.client(name_of(0))
         return StoreCollective(self._kv, 0, self._job.workers, self._gone)
 
     def finish(self) -> None:
         super().finish()
-        self._join_threads()
+        if self._threads is not None:
+            self._threads.close()  # waits for them
 
     def close(self) -> None:
-        for group in self._threads.values():  # which ends the sum that a thread may wait for
+        for group in self._groups:  # which ends the sum that a thread may wait for
             with contextlib.suppress(ShoalError):
                 group.close()
         self._cluster.close()
-        self._join_threads()
-
-    def _follow(self, group: StoreCollective) -> None:
-        try:
-            follow(self._spec, group)
-        except Exception as error:
-            self._ended[group.rank] = f"{type(error).__name__}: {error}"
-
-    def _join_threads(self) -> None:
-        for thread in self._threads:
-            thread.join(limits.DRAIN / limits.SECOND)
+        if self._threads is not None:
+            self._threads.close()
 
     def _on_ended(self, name: str, why: str) -> None:
         super()._on_ended(name, why)

@@ -21,7 +21,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -103,15 +103,15 @@ class Graph:
 
     @cached_property
     def parts(self) -> list[list[int]]:
-        """The strongly connected components of the living nodes, largest first (Kosaraju)."""
-        order: list[int] = []
-        seen = set(self.gone)
-        for start in self.living:
-            order += _search(start, self.tells, seen)
-        found, seen = [], set(self.gone)
-        for start in reversed(order):
-            if part := _search(start, self.hears, seen):
-                found.append(sorted(part))
+        """The strongly connected components of the living nodes, largest first."""
+        found, left = [], dict.fromkeys(self.living)
+        while left:
+            start = next(iter(left))
+            # A way there and back leads only by nodes from which there is a way back.
+            part = sorted(_reach(start, self.tells, _reach(start, self.hears, left)))
+            found.append(part)
+            for node in part:
+                del left[node]
         return sorted(found, key=lambda part: (-len(part), part))
 
     def words(self) -> str:
@@ -190,23 +190,13 @@ class Graph:
         )
 
 
-def _search(start: int, neighbours: list[list[int]], seen: set[int]) -> list[int]:
-    """Nodes that can be reached and were not seen, in the order in which the search leaves them."""
-    if start in seen:
-        return []
-    seen.add(start)
-    order, path = [], [(start, iter(neighbours[start]))]
-    while path:
-        node, ahead = path[-1]
-        for other in ahead:
-            if other not in seen:
-                seen.add(other)
-                path.append((other, iter(neighbours[other])))
-                break
-        else:
-            order.append(node)
-            path.pop()
-    return order
+def _reach(start: int, neighbours: list[list[int]], among: Container[int]) -> set[int]:
+    seen, ahead = {start}, [start]
+    while ahead:
+        new = [node for node in neighbours[ahead.pop()] if node not in seen and node in among]
+        seen.update(new)
+        ahead += new
+    return seen
 
 
 def keep_links(graph: Graph, folder: Path | None) -> None:

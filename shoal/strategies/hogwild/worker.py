@@ -31,7 +31,6 @@ import numpy as np
 from shoal.data.datasets import Dataset
 from shoal.data.packed import sparse
 from shoal.data.slots import Slots
-from shoal.emulation import Slowdown
 from shoal.errors import Invalid, StartFailed
 from shoal.job import Job
 from shoal.launch.shared_memory import SharedLayout, SharedMemory, open_of
@@ -138,38 +137,28 @@ def loop_of(job: Job, data: Data, plan: dict[str, Any] | None = None) -> Hogwild
     )  # fmt: skip
 
 
-class HogwildWorker:
-    def __init__(self, number: int, commands: int, reports: int, pace: Slowdown | None) -> None:
-        self._number, self._commands, self._reports, self._pace = number, commands, reports, pace
-        self._poll = select.poll()
-        self._poll.register(commands, select.POLLIN)
-        self._most = 1  # slots between two looks
-
-    def report(self, what: int) -> None:
-        os.write(self._reports, REPORT.pack(self._number, what))
-
-    def work(self, compute: Compute, memory: SharedMemory, seat: int) -> None:
-        cell, sums = memory["desk"][CELLS + seat], memory["sums"][seat]
-        self.report(READY)
-        while os.read(self._commands, 1) == GO:
-            self._round(compute, cell, sums)
-            self.report(DONE)
-        self.report(LEAVING)
-
-    def _round(self, compute: Compute, cell: Any, sums: Any) -> None:
-        while not self._poll.poll(0):  # the only command in the middle of a round is LEAVE
-            most, began, rows = self._most, time.perf_counter(), int(cell[ROWS])
+def work(compute: Compute, memory: SharedMemory, seat: int, job: Job, number: int, commands: int, reports: int) -> None:
+    """Be worker ``number`` until LEAVE comes, at once or in the middle of a round."""
+    pace, cell, sums = job.emulate.pace(number, job.seed), memory["desk"][CELLS + seat], memory["sums"][seat]
+    poll, most = select.poll(), 1  # slots between two looks
+    poll.register(commands, select.POLLIN)
+    os.write(reports, REPORT.pack(number, READY))
+    while os.read(commands, 1) == GO:
+        while not poll.poll(0):
+            began, rows = time.perf_counter(), int(cell[ROWS])
             done = compute(most)
             took = time.perf_counter() - began
-            if self._pace is not None and done:
-                held = self._pace.extra(int(cell[ROWS]) - rows, took)
+            if pace is not None and done:
+                held = pace.extra(int(cell[ROWS]) - rows, took)
                 threading.Event().wait(held)
                 took += held
             sums[BUSY] += took
             if done < most:
-                return
-            if self._pace is None:
-                self._most = max(1, min(2 * most, int(most * _AT_ONCE / max(took, 1e-9))))
+                break
+            if pace is None:
+                most = max(1, min(2 * most, int(most * _AT_ONCE / max(took, 1e-9))))
+        os.write(reports, REPORT.pack(number, DONE))
+    os.write(reports, REPORT.pack(number, LEAVING))
 
 
 Report = tuple[int, int, str]  # worker; READY, DONE or ENDED; why it ended, "" if it was asked to
@@ -217,9 +206,8 @@ class HogwildWorkers:
         known(number)
         name = name_of(number)
         if self._loop is not None:
-            compute, job, memory = linear_compute(self._loop, self._memory, seat), self._job, self._memory
-            worker = HogwildWorker(number, pipe[0], self._reports, job.emulate.pace(number, job.seed))
-            self.pool.run_thread(name, lambda: worker.work(compute, memory, seat))
+            compute, memory = linear_compute(self._loop, self._memory, seat), self._memory
+            self.pool.run_thread(name, partial(work, compute, memory, seat, self._job, number, pipe[0], self._reports))
             return name
         spec = HogwildSpec(
             job=self._job.toml(), rows=self._rows, module=self._module, place=self._memory.place, seat=seat,
@@ -362,4 +350,4 @@ def main(orders: ProcessOrders, process: Process) -> None:
         compute = linear_compute(loop_of(job, data, plan), memory, spec.seat)
     else:
         compute = ModuleCompute(job, data, memory, spec.seat, number, spec.module)
-    HogwildWorker(number, commands, reports, job.emulate.pace(number, job.seed)).work(compute, memory, spec.seat)
+    work(compute, memory, spec.seat, job, number, commands, reports)

@@ -128,7 +128,6 @@ class MpiCollective:
     # ------------------------------------------------------------ when a rank dies
 
     def _mend(self, error: MPI.Exception, length: int) -> None:
-        """Continue with the living; all of them have the newest sum afterwards."""
         mpi = self._mpi
         if error.Get_error_class() not in (mpi.ERR_PROC_FAILED, mpi.ERR_REVOKED, mpi.ERR_PROC_FAILED_PENDING):
             raise self._lost(error) from None
@@ -195,7 +194,6 @@ class MpiCollective:
     # ------------------------------------------------------------ waiting
 
     def _wait(self, requests: list[tuple[int, Any]]) -> None:
-        """Wait until all of these requests, each with its rank, are done."""
         looks, began, say, (nap, longest) = 0, time.monotonic(), _SAY, _NAPS
         while left := [(one, request) for one, request in requests if not request.Test()]:
             looks += 1
@@ -317,7 +315,6 @@ class MpiWorld:
             raise RankLost(name_of(0), "its process ended") from None
 
     def group(self, warn: Callable[[str], None] = lambda what: None) -> MpiCollective:
-        """For one run; all living ranks call it."""
         self._group = MpiCollective(self.comm, warn, self._is_over)
         return self._group
 

@@ -248,7 +248,6 @@ def main(own: Path, folder: Path | None, kept: str) -> int:
 
 
 def _lead(own: Path, folder: Path | None, kept: str, caller: Connection) -> None:
-    """Rank 0: train, and report to the caller."""
     from shoal.data.datasets import load
     from shoal.training.local_checkpoint import read
 

@@ -183,7 +183,6 @@ class AveragingRun(TrackedRun):
                 self._keep()
 
     def _count_unseen(self, result: RoundResult) -> None:
-        """Staleness: the steps of other ranks since the last mean that a step did not know of."""
         before = [self._alone.get(rank, 0) for rank in result.inside]
         self._unseen += unseen(before, result.each, limits.STALENESS_BUCKETS - 1)
         self.tracker.staleness = np.trim_zeros(self._unseen, "b").tolist()
@@ -233,8 +232,6 @@ def open_run(start: RunStart, begin: Callable[[], None]) -> RunHandle:
 
 
 class OtherRanks(ABC):
-    """Starts and ends the other ranks, and explains losses."""
-
     def __init__(self, job: Job, spec: PoolWorkerSpec, tracker: Tracker) -> None:
         self._job, self._spec, self._tracker = job, spec, tracker
         self._ended: dict[int, str] = {}
@@ -345,7 +342,6 @@ class StoreRanks(OtherRanks):
         return list(self._ended)
 
     def _end_silent(self, processes: ProcessCluster, waited: float) -> None:
-        """End the process of a rank that the coordinator takes for dead."""
         self._kv.tables()  # the newest view
         here = set(self._kv.members)
         for name in self._missing():

@@ -142,7 +142,6 @@ class Shards:
         return cuts
 
     def _cut(self, ids: Ids) -> None:
-        """Give each living rank the slots whose contents are in its part."""
         contents = np.empty(len(ids), np.int64)
         for of_pass, _, found in self.pieces(ids):
             contents[ids // self._slots.per_pass == of_pass] = found

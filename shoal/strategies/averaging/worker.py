@@ -116,7 +116,6 @@ class AveragingRank:
         return self._averaged(self.model.slab).size
 
     def begin(self) -> Floats:
-        """The initial model, to be evaluated: a slab."""
         return self._mean() if self._own else self.model.slab
 
     def go(self, go: RoundOrder = _NOTHING) -> RoundOrder:
@@ -188,7 +187,6 @@ class AveragingRank:
     # ------------------------------------------------------------ means and sums
 
     def _averaged(self, slab: Floats) -> Floats:
-        """The numbers of a slab of which means are taken."""
         return self.model.weights_in(slab) if self._resets else slab
 
     def _mean(self) -> Floats:
@@ -219,7 +217,6 @@ class AveragingRank:
         return result, mean if sum(there) else None
 
     def _fill(self, loss: float = 0.0, busy: float = 0.0, **figures: float) -> Floats:
-        """Write the figures of this rank to the cells, which are returned."""
         group, rough = self.group, float(np.float32(loss))
         sent, received = self._moved
         figures |= {"loss": rough, "loss_rest": loss - rough}
@@ -248,8 +245,6 @@ class AveragingRank:
 
 
 class StepRank(AveragingRank):
-    """One rank of all-reduce; a period is one step."""
-
     def _prepare(self, job: Job, train: Data, learner: Learner, slots: Slots, position: Position) -> int:
         assert isinstance(job.strategy, AllReduce)
         self.parts = self._steps = StepSlots(slots, self.group.size, (), None, *position)

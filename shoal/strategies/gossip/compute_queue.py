@@ -29,8 +29,6 @@ Steps = Generator[tuple[Function, int] | None, Any, None]  # what to compute, ov
 
 
 class ComputeQueue:
-    """The queue of one worker."""
-
     def __init__(
         self,
         model: GossipModel,
@@ -87,7 +85,6 @@ class ComputeQueue:
         self._go_on(None)
 
     def notify(self) -> None:
-        """Something happened that the algorithm may wait for."""
         if self._waits:
             self._go_on(None)
 

@@ -38,8 +38,6 @@ _NOTHING = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class WorkerState:
-    """The state of one worker in this leg."""
-
     slots: Ids
     leg: Send  # repeated until it reports
     reported: bool = False  # it has reported in this leg
@@ -57,8 +55,6 @@ class WorkerState:
 
 @dataclass(slots=True)
 class NewProgress:
-    """What workers reported since the last call."""
-
     steps: int = 0  # of any kind; 0 if reports only repeat
     slots: int = 0
     rows: int = 0
@@ -90,7 +86,6 @@ class LegPace:
         self._done.setdefault(name, now)
 
     def end(self, now: float, slots: Mapping[str, int]) -> None:
-        """End the leg; each worker has done so many slots."""
         self._ended = now
         for name, count in slots.items():
             took = self._done.get(name, now) - self._began

@@ -40,8 +40,6 @@ class PendingMeeting:
 
 
 class Pairwise:
-    """One worker's part in the legs of a run."""
-
     def __init__(
         self,
         name: str,

@@ -46,8 +46,6 @@ MAIN = "shoal.strategies.gossip.run"
 
 
 class GossipRun(PoolRun):
-    """One run."""
-
     out_of_memory = "no memory is left to evaluate the models: take a smaller one, or fewer workers"
     progress_word = "went on"
     dealt_again = ", and its slots are dealt again"

@@ -44,8 +44,6 @@ class OfferMade(NamedTuple):
 
 
 class Synchronous:
-    """One worker's part in the legs of a run."""
-
     def __init__(
         self, queue: ComputeQueue, link: int, finished: Callable[[], None], timing: TimingSettings = DEFAULT
     ) -> None:
@@ -138,7 +136,6 @@ class Synchronous:
         self._finished()
 
     def _start(self, weights: Floats) -> None:
-        """Send the weights to all who hear them."""
         self._said[self.round] = OfferMade(weights, self.weight, self._own * self.weight)
         self._said.pop(self.round - 2, None)
         for name in self._tells:
@@ -230,7 +227,6 @@ class Synchronous:
             self._reached[name] = max(number, self._reached[name])
 
     def _leave(self, name: str) -> None:
-        """This worker takes over the weight of a lost neighbour."""
         heard, told = self._hears.pop(name, 0.0), self._tells.pop(name, 0.0)
         self._own += told if self._push_sum else heard
         self._reached.pop(name, None)

@@ -33,8 +33,6 @@ _LINKED = (g.Offer, g.Reached, g.Meet, g.MeetReply)  # between neighbours
 
 
 class GossipWorker:
-    """One worker, without its loop."""
-
     def __init__(
         self,
         name: str,

@@ -282,8 +282,6 @@ def free(shared: Ids, worker: int) -> bool:
 
 
 class HogwildLoop:
-    """The loop of one variant, for one set of rows."""
-
     def __init__(
         self,
         model: Linear,

@@ -250,7 +250,6 @@ class HogwildRun(PoolRun):
         self._lose(name_of(number), why, slots)
 
     def _count(self) -> int:
-        """Count the newly marked slots of the tally; returns their number."""
         if not len(self._numbers):
             return 0
         now = time.perf_counter()

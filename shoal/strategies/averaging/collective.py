@@ -38,14 +38,10 @@ _SOON = 0.005
 class Collective(Protocol):
     """One rank's side of a group of ``size`` ranks at the start; the bytes that it moved."""
 
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def sent(self) -> int: ...
-    @property
-    def received(self) -> int: ...
+    rank: int
+    size: int
+    sent: int
+    received: int
 
     def total(self, vector: Floats) -> Floats:
         """The sum over all living ranks; ``vector`` may be overwritten and returned."""
@@ -64,17 +60,10 @@ class StoreCollective:
     ) -> None:
         """``gone``, of rank 0: the ranks that ended, by how long a sum is awaited."""
         self.rank, self.size = rank, size
+        self.sent = self.received = 0
         self._kv, self._gone = kv, gone
         self._steps: dict[int, int] = {}  # by the length of the vectors: sums so far
         self._who = -(-size // _BITS)  # values of a row that name the ranks in it
-
-    @property
-    def sent(self) -> int:
-        return self._kv._loop.transport.traffic[0]
-
-    @property
-    def received(self) -> int:
-        return self._kv._loop.transport.traffic[1]
 
     def total(self, vector: Floats) -> Floats:
         if len(vector) not in self._steps:
@@ -89,6 +78,7 @@ class StoreCollective:
             found: Floats = self._step(len(vector), rows).reshape(rows.shape)
             if (found[:, _ROW:] == found[0, _ROW:]).all():
                 break
+        self.sent, self.received = self._kv._loop.transport.traffic
         vector[:] = found[:, :_ROW].reshape(-1)[: len(vector)]
         return vector
 

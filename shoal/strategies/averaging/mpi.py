@@ -191,8 +191,6 @@ class MpiCollective:
         self._comm.Allgather(np.array([number], np.int64), found)
         return [int(one) for one in found]
 
-    # ------------------------------------------------------------ waiting
-
     def _wait(self, requests: list[tuple[int, Any]]) -> None:
         looks, began, say, (nap, longest) = 0, time.monotonic(), _SAY, _NAPS
         while left := [(one, request) for one, request in requests if not request.Test()]:

@@ -139,8 +139,6 @@ class MpirunRun:
             return self._outcome
         return result_of(self.course, self._judged, self.course.over or "interrupted", True, [])
 
-    # ------------------------------------------------------------ inside
-
     def _accept_ranks(self, listener: socket.socket, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + _COME_WITHIN
         listener.settimeout(0.1)

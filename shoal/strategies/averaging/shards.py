@@ -134,8 +134,6 @@ class Shards:
             numbers = ids[passes == of_pass] - of_pass * self._slots.per_pass
             yield of_pass, numbers, self._order(of_pass)[numbers]
 
-    # ------------------------------------------------------------ inside
-
     def _cuts(self) -> Ids:
         shares = np.cumsum(self._shares[self.living])
         cuts: Ids = np.rint(np.append(0.0, shares / shares[-1]) * self._slots.per_pass).astype(np.int64)

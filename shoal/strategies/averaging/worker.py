@@ -13,7 +13,6 @@ what only one can: when time is up, and how far it is to the next evaluation.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 import zlib
@@ -33,7 +32,7 @@ from shoal.models.torch_module import Module
 from shoal.strategies.averaging import AllReduce, Averaging, over_of
 from shoal.strategies.averaging.collective import Collective
 from shoal.strategies.averaging.shards import LostRank, Shards, StepSlots
-from shoal.training.local_checkpoint import LocalCheckpoint
+from shoal.training.local_checkpoint import LocalCheckpoint, is_finite
 from shoal.training.local_model import LocalModel, StepModel, own_start
 
 # Figures summed beside the model; then two cells for each rank: inside, busy.
@@ -160,7 +159,7 @@ class AveragingRank:
         loss = sum(self._local.run(*piece) for piece in self._mine.pieces(mine))
         if not abs(loss) < _RUNAWAY:
             raise BadValues(f"the loss is {loss}")
-        return loss, not _is_finite(self.model.slab)
+        return loss, not is_finite(self.model.slab)
 
     def _combine(self, cells: Floats, bad: bool) -> RoundResult:
         """Sum; all continue from the mean, unless there is one at the end only."""
@@ -191,7 +190,7 @@ class AveragingRank:
 
     def _mean(self) -> Floats:
         """The mean of all models, from which no rank continues: a slab of its own."""
-        bad = not _is_finite(self.model.slab)
+        bad = not is_finite(self.model.slab)
         self._fill(bad=bad)
         result, mean = self._sum(bad)
         self._on_result(result)
@@ -316,9 +315,3 @@ def follow(spec: PoolWorkerSpec, group: Collective) -> None:
             rank.round(go)
     finally:
         group.close()
-
-
-def _is_finite(slab: Floats) -> bool:
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = float(slab.sum())  # a third of the time of looking at each
-    return math.isfinite(total) or bool(np.isfinite(slab).all())

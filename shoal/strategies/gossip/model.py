@@ -91,19 +91,17 @@ def mix_into(now: Floats, own: float, parts: Sequence[tuple[float, Floats]]) -> 
         now[some] = sums
 
 
-def check_size(numbers: int, what: str = "a model") -> None:
+def check_size(numbers: int) -> None:
     if numbers > MOST:
         raise Invalid(
-            f"{what} of {numbers:,} numbers: gossip sends at most {MOST:,}: take a server, or a smaller model"
+            f"a model of {numbers:,} numbers: gossip sends at most {MOST:,}: take a server, or a smaller model"
         )
 
 
 def to_frames(vector: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ...]:
     """Pieces that fit into frames, at least one; no copy."""
     flat, most = vector.reshape(-1), limits.FRAME_BYTES // vector.itemsize
-    if flat.size <= most:
-        return (flat,)
-    return tuple(flat[at : at + most] for at in range(0, flat.size, most))
+    return tuple(flat[at : at + most] for at in range(0, max(1, flat.size), most))
 
 
 def from_frames(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -169,20 +167,14 @@ class Consensus:
         width = self._learner.width
         return slab[:, 0] if width == 1 and self._learner.start() is None else slab[:, :width]
 
-    def distance(self) -> float:
-        mean = self.weights_in(self.mean)
-        with np.errstate(**RUNAWAY):
-            squares = [
-                float(np.square(np.subtract(self.weights_in(slab), mean, dtype=np.float64)).sum())
-                for slab in self._slabs
-            ]
-        return float(np.sqrt(np.mean(squares)))
-
     def spread(self) -> dict[str, float]:
         """How they differ; nothing if they have diverged."""
         if not all(is_finite(slab) for slab in self._slabs):
             return {}
-        distance, test = self.distance(), self._test
+        mean, test = self.weights_in(self.mean), self._test
+        with np.errstate(**RUNAWAY):
+            apart = (np.subtract(self.weights_in(slab), mean, dtype=np.float64) for slab in self._slabs)
+            distance = float(np.sqrt(np.mean([float(np.square(one).sum()) for one in apart])))
         if len(self._slabs) * test.rows > _ROWS:
             test = ordered(test, np.arange(0, test.rows, -(-len(self._slabs) * test.rows // _ROWS)))
         models = self._slabs if distance else self._slabs[:1]  # all are the same

@@ -67,19 +67,14 @@ class Synchronous:
 
     @property
     def due(self) -> int:
-        return self._ask_at if self._waiting and not self._has_all() else NEVER
+        return self._ask_at if self.lacking() else NEVER
 
     @property
     def is_over(self) -> bool:
         return self.round >= self._rounds
 
-    def _has_all(self) -> bool:
-        number = self.round
-        return all((number, name) in self._offers for name in self._hears) and all(
-            self._reached[name] >= number for name in self._tells
-        )
-
     def lacking(self) -> list[str]:
+        """The neighbours that this worker waits for."""
         if not self._waiting:
             return []
         behind = [name for name in self._tells if self._reached[name] < self.round]
@@ -119,7 +114,7 @@ class Synchronous:
                 yield from queue.gradient(self._slots[self.round])
             self._since, self._wait = queue.now, self._timing.resend_first + 2 * self._link
             self._ask_at, self._waiting = self._since + self._wait, True
-            while not self._has_all():
+            while self.lacking():
                 yield None
             self._waiting, self._settling = False, True
             queue.waited(self._since, self._link)
@@ -214,8 +209,6 @@ class Synchronous:
         self._ask_at = now + self._wait
         for name in lacking:
             self._queue.send(name, g.Reached(self.leg, self.round, name in self._hears))
-
-    # ------------------------------------------------------------ odds and ends
 
     def _offer(self, name: str, number: int) -> None:
         said = self._said[number]

@@ -39,8 +39,7 @@ from shoal.errors import Invalid
 from shoal.models.linear import NONE, Linear
 from shoal.store.table import codegen
 from shoal.store.table.update import UpdateRule, rule_named
-from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.hogwild.desk import CELLS, LINE, LOCK
+from shoal.strategies.hogwild import CELLS, LINE, LOCK, Hogwild
 from shoal.tables import Update
 from shoal.training.one_core import SLOT, check_slots, checked_counts, hashes, key_lists, slots_in
 

@@ -23,8 +23,7 @@ from shoal.job import Job
 from shoal.launch.worker_pool import LOOK, PoolRun, name_of
 from shoal.launch.worker_process import number_of
 from shoal.models.linear import Floats, Linear
-from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.hogwild.desk import CURSOR, LIMIT, STOP, lost
+from shoal.strategies.hogwild import CURSOR, LIMIT, STOP, Hogwild, lost
 from shoal.strategies.hogwild.loop import free
 from shoal.strategies.hogwild.worker import BUSY, DONE, GO, LEAVE, READY, HogwildWorkers, enough_files, make_shared
 from shoal.training.local_checkpoint import Snapshot, is_finite

@@ -41,8 +41,7 @@ from shoal.models.linear import Linear
 from shoal.nodes.batches import DenseBatches
 from shoal.store.table.codegen import dense_kernels
 from shoal.store.table.update import rule_named
-from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.hogwild.desk import BEATS, CANARY, CELLS, CURSOR, LIMIT, LINE, ROWS, SLOTS, STOP, desk
+from shoal.strategies.hogwild import BEATS, CANARY, CELLS, CURSOR, LIMIT, LINE, ROWS, SLOTS, STOP, Hogwild, desk
 from shoal.strategies.hogwild.loop import HogwildLoop, loops
 
 if TYPE_CHECKING:

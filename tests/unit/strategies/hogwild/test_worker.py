@@ -9,7 +9,7 @@ import pytest
 
 from shoal.job import Job
 from shoal.launch.shared_memory import SharedMemory
-from shoal.strategies.hogwild import desk
+from shoal.strategies.hogwild import LINE, desk
 from shoal.strategies.hogwild.loop import HogwildLoop
 from shoal.strategies.hogwild.worker import ENDED, LEAVE, READY, HogwildWorkers, Report
 
@@ -24,8 +24,8 @@ def workers() -> Iterator[HogwildWorkers]:
     none = ((1,), "int64")
     segment = SharedMemory.make(
         {
-            "desk": (desk.desk(2), "int64"),
-            "sums": ((2, desk.LINE), "float64"),
+            "desk": (desk(2), "int64"),
+            "sums": ((2, LINE), "float64"),
             "slab": none,
             "tally": none,
             "order": none,

@@ -52,11 +52,7 @@ class Collective(Protocol):
 
 class StoreCollective:
     def __init__(
-        self,
-        kv: KV,
-        rank: int,
-        size: int,
-        gone: Callable[[float], Collection[int]] = lambda waited: (),
+        self, kv: KV, rank: int, size: int, gone: Callable[[float], Collection[int]] = lambda waited: ()
     ) -> None:
         """``gone``, of rank 0: the ranks that ended, by how long a sum is awaited."""
         self.rank, self.size = rank, size

@@ -102,8 +102,7 @@ class MpiCollective:
     def _sum(self, vector: Floats, out: Floats) -> None:
         """Each rank sums one piece, in the order of ranks, and sends it to all.
 
-        Allreduce would keep a core busy while it waits, would not say for which rank, and would
-        never give up on one that is stopped.
+        Allreduce would keep a core busy, not say for which rank it waits, and never give up on it.
         """
         comm, here, places = self._comm, self._comm.rank, range(len(self.living))
         cuts = [len(vector) * place // len(places) for place in [*places, len(places)]]

@@ -123,10 +123,9 @@ class MpirunRun:
         deadline = None if seconds is None else time.monotonic() + seconds
         head = self._ranks[0][1]
         while self._outcome is None:
-            if head.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                self._receive(head)
-            else:
+            if not head.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 return None
+            self._receive(head)
         return self._outcome
 
     def interrupted(self) -> RunResult:

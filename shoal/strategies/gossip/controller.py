@@ -67,9 +67,8 @@ class NewProgress:
 class LegPace:
     """How long the next leg is, and who gets how much of it.
 
-    A leg takes about a second, so that a run can be stopped and kept in between, and many times as
-    long as the pause before it. In async mode only the end of a leg waits for slow workers: so legs
-    are longer, and each worker gets as many slots as it does in the same time.
+    In async mode only the end of a leg waits for slow workers: so legs are longer, and each worker
+    gets as many slots as it does in the same time.
     """
 
     def __init__(self, mode: Literal["sync", "async"]) -> None:
@@ -112,10 +111,9 @@ class LegPace:
 class GossipController:
     """Directs the workers of a run, leg by leg.
 
-    Each worker is sent its leg until it reports in it, always the same: the mixing weights must
-    be the same for all, or means would not keep the sum of the models. The others are told of a
-    lost worker until they rest. When the last is done all are asked for their models (``Show``), so
-    these are of one moment. A report that comes twice changes nothing.
+    Each worker is sent its leg until it reports in it, always the same: with other mixing weights
+    means would not keep the sum of the models. When the last is done all are asked for their models
+    (``Show``), so these are of one moment. A report that comes twice changes nothing.
     """
 
     name = HOME

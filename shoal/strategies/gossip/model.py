@@ -73,11 +73,8 @@ class GossipModel(ABC):
 
 
 def mix_into(now: Floats, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
-    """now <- own * now + the sum of weight * values: in double precision, rounded once.
-
-    Piece by piece, so that the sums stay in the processor's cache: a third of the time of whole
-    vectors.
-    """
+    """now <- own * now + the sum of weight * values: in double precision, rounded once."""
+    # Piece by piece, so that the sums stay in the processor's cache: a third of the time.
     shaped = [(weight, values.reshape(now.shape)) for weight, values in parts]
     rows = max(1, _AT_ONCE * len(now) // max(1, now.size))
     total, part = (np.empty((rows, *now.shape[1:])) for _ in range(2))
@@ -139,13 +136,7 @@ class GossipLocalModel(GossipModel):
 
 
 class Consensus:
-    """The models of all workers when they rested last: their mean, and how far apart they are.
-
-    best, worst     the lowest and the highest test loss of any of them
-    distance        the root of the mean over workers of |weights - mean|^2, in double precision
-
-    Where evaluating every model would take too long, best and worst are of every n-th test row.
-    """
+    """The models of all workers when they rested last: their mean, and how far apart they are."""
 
     def __init__(self, learner: Learner, test: Any, shape: tuple[int, int]) -> None:
         self._learner, self._test, self._shape = learner, test, shape
@@ -168,7 +159,7 @@ class Consensus:
         return slab[:, 0] if width == 1 and self._learner.start() is None else slab[:, :width]
 
     def spread(self) -> dict[str, float]:
-        """How they differ; nothing if they have diverged."""
+        """Lowest and highest test loss, and root of the mean |weights - mean|^2; none if diverged."""
         if not all(is_finite(slab) for slab in self._slabs):
             return {}
         mean, test = self.weights_in(self.mean), self._test

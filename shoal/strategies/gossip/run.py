@@ -88,9 +88,7 @@ class GossipRun(PoolRun):
         self._closing = False
         self._models = Consensus(self.learner, self.dataset.test, shape)
         self._counted_to = 0.0  # when time was counted last
-        # The mean when all rested last, and how far the run was then.
-        self._mean: Floats | None = None
-        self._at: Snapshot | None = None
+        self._at: Snapshot | None = None  # the mean when all rested last, and how far the run was
 
     def __enter__(self) -> GossipRun:
         try:
@@ -224,15 +222,14 @@ class GossipRun(PoolRun):
         # Where the graph fell apart, weights gather at the ends of its links: then all count alike.
         whole = self._legs.graph.directed and not self._legs.was_apart
         self._models.take([(slab, rest.weight if whole else 1.0) for slab, rest in models if slab is not None and rest])
-        self._mean = self._models.mean
-        self._at = self._position(self._mean)
+        self._at = self._position()
 
-    def _position(self, mean: Floats) -> Snapshot:
+    def _position(self) -> Snapshot:
         parts = self._legs.parts
-        return mean, parts.of_pass, parts.left(), self.tracker.state(), self.tracker.steps
+        return self._models.mean, parts.of_pass, parts.left(), self.tracker.state(), self.tracker.steps
 
     def _weights(self) -> Floats | None:
-        return None if self._mean is None else self._models.weights_in(self._mean).copy()
+        return None if self._at is None else self._models.weights_in(self._at[0]).copy()
 
     def _judge(self) -> None:
         """Evaluate the mean, and how the models differ from it; the clock stands still."""
@@ -242,9 +239,8 @@ class GossipRun(PoolRun):
             spread["rounds"] = float(self._legs.mixed)
         if spread and (pieces := len(self._legs.graph.parts)) > 1:
             spread["pieces"] = float(pieces)
-        mean = self._models.mean
-        self.tracker.judge(self._models.weights_in(mean).copy(), spread)
-        self._at = self._position(mean)
+        self.tracker.judge(self._models.weights_in(self._models.mean).copy(), spread)
+        self._at = self._position()
         self._counted_to += time.perf_counter() - began
 
     def _keep(self) -> None:
@@ -260,9 +256,6 @@ class GossipRun(PoolRun):
 
     def _is_starting(self) -> bool:
         return not self._begun
-
-    def _workers_left(self) -> bool:
-        return bool(self._legs.states)
 
     def _awaited(self) -> tuple[list[str], list[str]]:
         states = self._legs.states
@@ -324,8 +317,7 @@ class GossipRun(PoolRun):
 def graph_of(job: Job, folder: Path | None) -> tuple[Graph, list[str]]:
     """The graph that a run began with, or the one of the settings; and notes for the user.
 
-    The links of a file are copied into the run's folder: the file may change, or be moved, before
-    the run is resumed, exported or compared in a study.
+    The links of a file are copied into the run's folder, since the file may change or be moved.
     """
     assert isinstance(job.strategy, Gossip)
     if job.strategy.topology != "file" or folder is None or not (folder / LINKS).is_file():

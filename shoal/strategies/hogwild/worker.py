@@ -165,13 +165,7 @@ Report = tuple[int, int, str]  # worker; READY, DONE or ENDED; why it ended, "" 
 
 class HogwildWorkers:
     def __init__(
-        self,
-        job: Job,
-        rows: str,
-        module: str,
-        memory: SharedMemory,
-        seats: int,
-        loop: HogwildLoop | None,
+        self, job: Job, rows: str, module: str, memory: SharedMemory, seats: int, loop: HogwildLoop | None
     ) -> None:
         """``loop``: what threads run; None: they are processes."""
         self._job, self._rows, self._module, self._memory, self._loop = job, rows, module, memory, loop

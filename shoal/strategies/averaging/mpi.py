@@ -35,7 +35,7 @@ import numpy as np
 from shoal.errors import Invalid, RankLost
 from shoal.events import counted
 from shoal.launch.mpirun_rank import OURS, REFUSED, MpirunRank, rank, refuse
-from shoal.launch.process_main import flush, state_of
+from shoal.launch.process_main import ProcessMessage, flush, state_of
 from shoal.launch.worker_pool import PoolWorkerSpec, name_of
 from shoal.models.linear import Floats
 
@@ -51,7 +51,6 @@ _STOPPED = 60.0  # seconds until a rank that is stopped is killed
 _PART, _SUM = 1, 2  # tags of pieces and sums
 _LEAVE_WITHIN = 5.0  # seconds
 _NAP = 0.005  # seconds between checks for orders
-OVER = "over"  # the last order; the others are specs of runs to take part in
 
 
 class MpiCollective:
@@ -221,6 +220,16 @@ class MpiCollective:
                     os.kill(pid, signal.SIGKILL)
 
 
+class MpiTask(ProcessMessage, frozen=True, tag="work"):
+    """Rank 0 to the others: "take part in this run"."""
+
+    work: dict[str, Any]  # plain data
+
+
+class MpiDone(ProcessMessage, frozen=True, tag="over"):
+    """Rank 0 to the others: "there is nothing more to do"."""
+
+
 def needs_mpi() -> Path:
     """The mpirun of this environment; Invalid if it or mpi4py is not there."""
     here = Path(sysconfig.get_path("scripts")) / "mpirun"
@@ -298,7 +307,7 @@ class MpiWorld:
                 f"PMI_SIZE), or mpi4py is of another MPI"
             )
 
-    def order(self, order: PoolWorkerSpec | str) -> None:
+    def order(self, order: MpiTask | MpiDone) -> None:
         for other in range(1, self.size):
             with contextlib.suppress(self._mpi.Exception):  # it is dead
                 self._sends.append(self.comm.isend(order, other))
@@ -317,7 +326,7 @@ class MpiWorld:
 
     def _is_over(self) -> bool:
         if self.rank:
-            self.over = self.over or self.ordered() == OVER
+            self.over = self.over or isinstance(self.ordered(), MpiDone)
         return self.over
 
     def leave(self, code: int) -> None:
@@ -361,7 +370,7 @@ def take_part(call: Callable[[MpiHead], object]) -> object:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
     finally:
-        here.order(OVER)
+        here.order(MpiDone())
         flush()
         here.leave(code)
 
@@ -372,11 +381,11 @@ def follow() -> None:
         signal.signal(number, lambda *_: None)
     here = world()
     try:
-        while not here.over and (order := here.ordered()) != OVER:
-            if order is None:
-                time.sleep(_NAP)
+        while not here.over and not isinstance(order := here.ordered(), MpiDone):
+            if isinstance(order, MpiTask):
+                _work(here, msgspec.convert(order.work, PoolWorkerSpec))
             else:
-                _work(here, order)
+                time.sleep(_NAP)
     except RankLost as error:  # rank 0 is gone: all end
         if here.rank == 1 and not os.environ.get(OURS):
             why = f"{error.who} is gone ({error.why}), and all others end with it"

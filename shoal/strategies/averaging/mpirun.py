@@ -6,11 +6,7 @@
 The caller keeps the folder, the log and the view; it computes nothing. Rank 0 trains and reports;
 the others follow. Every rank connects to a Unix socket in a private folder, where mpirun has its
 own files, too. A rank whose connection is closed, or whose mpirun is gone, ends: so nothing is
-left, whichever process is killed, and the last one removes the folder. What is sent:
-
-    a rank      (rank, pid) at first
-    rank 0      (progress, event, model evaluated) or the RunResult; if it cannot be, why
-    caller      to rank 0: that it was interrupted
+left, whichever process is killed, and the last one removes the folder.
 """
 
 from __future__ import annotations
@@ -31,18 +27,22 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from shoal.errors import Invalid, ShoalError, StartFailed
 from shoal.events import Evaluated, RunEvent, Stopped
 from shoal.job import Job
 from shoal.launch.mpirun_rank import OURS, rank
+from shoal.launch.process_main import ProcessMessage
 from shoal.launch.process_pool import ExitReasons
+from shoal.launch.torchrun import is_ours
 from shoal.launch.worker_pool import name_of
 from shoal.nodes.evaluator import Judgement
 from shoal.strategies.averaging.mpi import needs_mpi, take_part, world
 from shoal.training.preflight import check
 from shoal.training.run import RunHandle, RunStart
 from shoal.training.tracker import RunResult, Tracker, result_of
+from shoal.wire.messages import RunProgress
 
 SOCKET, JOB = "socket", "job.toml"  # in the private folder
 SHARED = Path("/dev/shm")
@@ -52,13 +52,61 @@ _COME_WITHIN = 60.0
 _END_WITHIN = 5.0
 _JUDGE_WITHIN = 60.0  # after an interruption
 
+JudgedAs = tuple[int, float, dict[str, float | None], tuple[int, ...]]  # the last: of the weights
 
-def receive(connection: Connection) -> Any:
-    """The next message; None if the other end is gone. Only this user can open the socket."""
+
+class MpiHello(ProcessMessage, frozen=True, tag="here"):
+    """Rank to caller: "this is who I am"."""
+
+    rank: int
+    pid: int
+
+
+class MpiProgress(ProcessMessage, frozen=True, tag="told"):
+    """Rank 0 to caller: "this happened, and this is how far the run is"."""
+
+    course: RunProgress
+    event: RunEvent | None = None
+    judged: JudgedAs | None = None  # the model that would be kept; its weights follow
+
+
+class MpiLeft(ProcessMessage, frozen=True, tag="left"):
+    """Rank 0 to caller: "the run is over, with this result"; weights follow."""
+
+    outcome: dict[str, Any]
+    judged: JudgedAs | None
+
+
+class MpiFailed(ProcessMessage, frozen=True, tag="failed"):
+    """Rank 0 to caller: "the run cannot be"."""
+
+    error: str
+
+
+class MpiInterrupt(ProcessMessage, frozen=True, tag="interrupt"):
+    """Caller to rank 0: "end now, and evaluate what was learned"."""
+
+
+MpiMessage = MpiHello | MpiProgress | MpiLeft | MpiFailed | MpiInterrupt
+
+
+def send(connection: Connection, line: MpiMessage, judged: Judgement | None = None) -> None:
+    connection.send_bytes(msgspec.msgpack.encode(line))
+    if judged is not None:
+        connection.send_bytes(np.ascontiguousarray(judged.weights).data.cast("B"))
+
+
+def receive(connection: Connection) -> tuple[MpiMessage | None, Judgement | None]:
+    """The next message and its model, if it has one; None if the other end is gone."""
     try:
-        return connection.recv()
+        line = msgspec.msgpack.decode(connection.recv_bytes(), type=MpiMessage)
+        if not isinstance(line, MpiProgress | MpiLeft) or line.judged is None:
+            return line, None
+        number, loss, metrics, shape = line.judged
+        weights = np.frombuffer(bytearray(connection.recv_bytes()), np.float32).reshape(shape)
+        return line, Judgement(number, weights, loss, metrics)
     except (EOFError, OSError):
-        return None
+        return None, None
 
 
 class MpirunRun:
@@ -130,7 +178,7 @@ class MpirunRun:
 
     def interrupted(self) -> RunResult:
         with contextlib.suppress(OSError):
-            self._ranks[0][1].send("interrupted")
+            send(self._ranks[0][1], MpiInterrupt())
         return self.wait(_JUDGE_WITHIN) or self.outcome()
 
     def outcome(self) -> RunResult:
@@ -151,24 +199,32 @@ class MpirunRun:
                 )
             with contextlib.suppress(TimeoutError):
                 accepted, _ = listener.accept()
+                if not is_ours(accepted):
+                    accepted.close()
+                    continue
                 accepted.setblocking(True)
                 connection = Connection(accepted.detach())
-                if (hello := receive(connection)) is not None:
-                    self._ranks[hello[0]] = hello[1], connection
+                match receive(connection)[0]:
+                    case MpiHello(number, pid):
+                        self._ranks[number] = pid, connection
+                    case _:
+                        connection.close()
 
     def _receive(self, head: Connection) -> None:
-        match receive(head):
-            case (course, event, judged):
-                self.course, self._judged = course, judged or self._judged
+        line, judged = receive(head)
+        self._judged = judged or self._judged
+        match line:
+            case MpiProgress(course, event):
+                self.course = course
                 if event is not None:
                     self._listener(event)
                 for number, (_, connection) in list(self._ranks.items()):
                     if number and connection.poll():  # readable: it ended
                         connection.close()
                         del self._ranks[number]
-            case RunResult() as outcome:
-                self._outcome = outcome
-            case str(error):
+            case MpiLeft(outcome):
+                self._outcome = RunResult(judged=judged, **outcome)
+            case MpiFailed(error):
                 raise StartFailed(error)
             case None:
                 self._outcome = self._lost()
@@ -229,7 +285,7 @@ def main(own: Path, folder: Path | None, kept: str) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         caller: Connection = Client(str(own / SOCKET), "AF_UNIX")
-        caller.send((me.number, os.getpid()))
+        send(caller, MpiHello(me.number, os.getpid()))
     except OSError:  # it ended before this rank began
         shutil.rmtree(own, ignore_errors=True)
         return 1
@@ -238,7 +294,7 @@ def main(own: Path, folder: Path | None, kept: str) -> int:
         world()
     except Invalid as error:
         if not me.number:
-            caller.send(str(error))
+            send(caller, MpiFailed(str(error)))
         return 1
     take_part(lambda _: _lead(own, folder, kept, caller))
     return 0
@@ -253,7 +309,7 @@ def _lead(own: Path, folder: Path | None, kept: str, caller: Connection) -> None
     def listener(event: RunEvent) -> None:
         assert training is not None
         judged = training.outcome().judged if isinstance(event, Evaluated) else None
-        caller.send((training.course, event, judged))
+        send(caller, MpiProgress(training.course, event, _facts(judged)), judged)
 
     try:
         job = Job.load(own / JOB)
@@ -264,10 +320,16 @@ def _lead(own: Path, folder: Path | None, kept: str, caller: Connection) -> None
                 outcome = training.wait() or training.outcome()
             except (KeyboardInterrupt, SystemExit):
                 outcome = training.interrupted()
-        caller.send((training.course, None, None))
-        caller.send(outcome)
+        send(caller, MpiProgress(training.course))
+        names = [name for name in RunResult.__dataclass_fields__ if name != "judged"]
+        figures = msgspec.to_builtins({name: getattr(outcome, name) for name in names})
+        send(caller, MpiLeft(figures, _facts(outcome.judged)), outcome.judged)
     except ShoalError as error:
-        caller.send(str(error))
+        send(caller, MpiFailed(str(error)))
+
+
+def _facts(judged: Judgement | None) -> JudgedAs | None:
+    return None if judged is None else (judged.number, judged.loss, judged.metrics, judged.weights.shape)
 
 
 def _watch(caller: Connection, parent: int, own: Path) -> None:
@@ -275,7 +337,7 @@ def _watch(caller: Connection, parent: int, own: Path) -> None:
     here = True
     while here and (os.getppid() == parent or caller.poll()):
         if wait([caller], _PARENT):
-            here = receive(caller) is not None
+            here = isinstance(receive(caller)[0], MpiInterrupt)
             if here:
                 os.kill(os.getpid(), signal.SIGINT)
     if not here:  # otherwise that process reads the folder, and removes it

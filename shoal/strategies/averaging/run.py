@@ -220,7 +220,8 @@ def open_run(start: RunStart, begin: Callable[[], None]) -> RunHandle:
     if over_of(job) == "mpi" and job.launch.how == "threads":
         raise Invalid("over MPI every rank is a process: leave out --on threads, or strategy.over=mpi")
     if isinstance(job.strategy, Averaging):
-        make_shards(job, Slots(start.dataset.train.rows, job.data.batch, job.seed), job.workers)  # refuses wrong shares
+        slots = Slots(start.dataset.train.rows, job.data.batch, job.seed)
+        make_shards(job, slots, job.workers)  # refuses wrong shares
     if over_of(job) == "mpi" and mpirun_rank.rank() is None:
         from shoal.strategies.averaging.mpirun import MpirunRun
 
@@ -407,9 +408,9 @@ class MpiRanks(OtherRanks):
         return {} if group is None else {name_of(one): group.pids[one] for one in group.living if one}
 
     def start(self) -> Collective:
-        from shoal.strategies.averaging.mpi import world
+        from shoal.strategies.averaging.mpi import MpiTask, world
 
-        world().order(self._spec)
+        world().order(MpiTask(msgspec.to_builtins(self._spec)))
         self._group = world().group(self._tracker.warn)
         return self._group
 
@@ -423,10 +424,10 @@ class MpiRanks(OtherRanks):
 
     def close(self) -> None:
         """A rank that still waits for a sum gives up."""
-        from shoal.strategies.averaging.mpi import OVER, world
+        from shoal.strategies.averaging.mpi import MpiDone, world
 
         if self._group is not None and not self._group.parted:
-            world().order(OVER)
+            world().order(MpiDone())
 
 
 def main(orders: ProcessOrders, process: Process) -> None:

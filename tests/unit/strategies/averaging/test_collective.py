@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ def together(calls: list[tuple[StoreCollective, Any]]) -> list[Any]:
 
 class Torn:
     """A store in which rank 1 died when one of two servers had what it pushed."""
+
+    _loop = SimpleNamespace(transport=SimpleNamespace(traffic=(0, 0)))
 
     def __init__(self) -> None:
         self.steps: list[int] = []

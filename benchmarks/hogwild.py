@@ -37,8 +37,7 @@ from shoal.data.synthetic import MAKERS, TEST_FROM
 from shoal.errors import Invalid
 from shoal.models.linear import Linear
 from shoal.store.table.update import SGD, AdaGrad, rule_named
-from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.hogwild.desk import CURSOR, LIMIT, LINE, desk, lost
+from shoal.strategies.hogwild import CURSOR, LIMIT, LINE, Hogwild, desk, lost
 from shoal.strategies.hogwild.loop import HogwildLoop
 from shoal.tables import Update
 from shoal.training.one_core import OneCore

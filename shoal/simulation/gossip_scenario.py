@@ -37,7 +37,7 @@ from shoal.simulation.world import World
 from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip import Gossip, Topology, compute_queue
 from shoal.strategies.gossip.controller import GossipController
-from shoal.strategies.gossip.model import Floats, mix_into
+from shoal.strategies.gossip.model import Floats, GossipModel
 from shoal.strategies.gossip.pairwise import Pairwise
 from shoal.strategies.gossip.synchronous import Synchronous
 from shoal.strategies.gossip.topology import Graph, Matrix
@@ -157,25 +157,18 @@ def pull_of(slot: int, size: int) -> Floats:
     return drawn
 
 
-class SimulatedGossipModel:
+class SimulatedGossipModel(GossipModel):
     def __init__(self, start: Floats, step: float = STEP) -> None:
         """``step`` of the rule; 0: slots are worked through, and nothing is learned."""
         self._step = np.float32(step)
-        self.slab = start.reshape(-1, 1).copy()
+        slab = start.reshape(-1, 1).copy()
+        super().__init__(slab, slab[:, 0])
         self.moved: Doubles = np.zeros(start.size)  # by all steps
         self.mixes: list[tuple[float, list[tuple[float, Floats]]]] = []
         self.adds: list[tuple[Floats, float]] = []
         self.steps: list[Floats] = []
         self.slots: list[int] = []
         self._kept = np.zeros(start.size, np.float32)
-
-    @property
-    def size(self) -> int:
-        return self.slab.size
-
-    @property
-    def weights(self) -> Floats:
-        return self.slab[:, 0].copy()
 
     def gradient(self, slot: int) -> tuple[float, int]:
         self.slots.append(slot)
@@ -184,11 +177,11 @@ class SimulatedGossipModel:
 
     def mix(self, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
         self.mixes.append((own, [(weight, values.copy()) for weight, values in parts]))
-        mix_into(self.slab[:, 0], own, parts)
+        super().mix(own, parts)
 
     def add(self, delta: Floats, times: float = 1.0) -> None:
         self.adds.append((delta, times))
-        self.slab[:, 0] += np.float32(times) * delta
+        super().add(delta, times)
 
     def step(self, scale: float = 1.0) -> None:
         before = self.weights

@@ -3,11 +3,7 @@
     every = "end"   one mean, at the end: PSGD (Zinkevich et al., 2010)
     every = H       a mean after H steps of each rank: local SGD
 
-Each rank has a shard of the slots. The mean is weighted by the rows that were learned from since
-the last one, so shards may be uneven. A period ends early at an evaluation and at the end of an
-epoch; with "end" a mean is evaluated that no rank continues from. The slots that a lost rank has
-computed since the last mean are computed again by the others.
-
+The mean is weighted by the rows that were learned from since the last one, so shards may be uneven.
 With ``start = "own"`` every rank begins with weights of its own: a known mistake, since the mean of
 such networks is no better than chance.
 """

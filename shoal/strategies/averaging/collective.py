@@ -1,15 +1,13 @@
-"""How ranks add up vectors: each gives one, and all get the sum.
+"""How ranks add up vectors: each gives one, and all get the sum, with the same bits.
 
     group.total(mine)       every rank calls it equally often, with vectors of one length
 
-The sum has the same bits at every rank. A rank that dies meanwhile is in it or is not, the same for
-all: a cell for each rank in the vector shows which. Over gloo (``gloo``) no rank can continue
-without it, and ``RankLost`` is raised; over MPI see ``mpi``.
+A rank that dies meanwhile is in it or is not, the same for all: a cell for each rank in the vector
+shows which. Over gloo (``gloo``) ``RankLost`` is raised instead; over MPI see ``mpi``.
 
-``StoreCollective`` sums through the store, by a step table with a slot for each rank in every step:
-its rows after step t are the sum of the t-th vectors, in the order of the ranks, rounded once.
-Rank 0 declares the slots of a rank that ended void. It may have ended in the middle of a push: so
-every row names its ranks, and if rows differ the sum is taken again without that rank.
+``StoreCollective`` sums by a step table with a slot for each rank in every step. Rank 0 declares
+the slots of a rank that ended void. It may have ended in the middle of a push: so every row names
+its ranks, and if rows differ the sum is taken again without that rank.
 """
 
 from __future__ import annotations
@@ -40,14 +38,10 @@ _SOON = 0.005
 class Collective(Protocol):
     """One rank's side of a group of ``size`` ranks at the start; the bytes that it moved."""
 
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def sent(self) -> int: ...
-    @property
-    def received(self) -> int: ...
+    rank: int
+    size: int
+    sent: int
+    received: int
 
     def total(self, vector: Floats) -> Floats:
         """The sum over all living ranks; ``vector`` may be overwritten and returned."""
@@ -58,25 +52,14 @@ class Collective(Protocol):
 
 class StoreCollective:
     def __init__(
-        self,
-        kv: KV,
-        rank: int,
-        size: int,
-        gone: Callable[[float], Collection[int]] = lambda waited: (),
+        self, kv: KV, rank: int, size: int, gone: Callable[[float], Collection[int]] = lambda waited: ()
     ) -> None:
         """``gone``, of rank 0: the ranks that ended, by how long a sum is awaited."""
         self.rank, self.size = rank, size
+        self.sent = self.received = 0
         self._kv, self._gone = kv, gone
         self._steps: dict[int, int] = {}  # by the length of the vectors: sums so far
         self._who = -(-size // _BITS)  # values of a row that name the ranks in it
-
-    @property
-    def sent(self) -> int:
-        return self._kv._loop.transport.traffic[0]
-
-    @property
-    def received(self) -> int:
-        return self._kv._loop.transport.traffic[1]
 
     def total(self, vector: Floats) -> Floats:
         if len(vector) not in self._steps:
@@ -91,6 +74,7 @@ class StoreCollective:
             found: Floats = self._step(len(vector), rows).reshape(rows.shape)
             if (found[:, _ROW:] == found[0, _ROW:]).all():
                 break
+        self.sent, self.received = self._kv._loop.transport.traffic
         vector[:] = found[:, :_ROW].reshape(-1)[: len(vector)]
         return vector
 
@@ -111,18 +95,17 @@ class StoreCollective:
         self._steps[length] += 1
         task = self._kv.push_pull(name, slice(None), rows, slot=(0, step * self.size + self.rank))
         began, known, voids = time.monotonic(), set[int](), list[Task]()
-        while True:
+        while not task.done:
             new = [rank for rank in self._gone(time.monotonic() - began) if rank not in known]
             known.update(new)
             voids += [self._kv.push(name, (), (), slot=(0, step * self.size + rank), void=True) for rank in new]
             try:
-                found = task.result(_LOOK)
-                break
+                task.result(_LOOK)
             except TimedOut as error:
                 if task.error is error:  # the task itself timed out, not this check
                     raise
         self._kv.wait(voids)
-        return found
+        return task.result()
 
 
 def client(name: str, token: str, transport: Transport) -> KV:

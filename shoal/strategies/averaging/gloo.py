@@ -1,11 +1,8 @@
 """Sums over gloo (torch.distributed), on the loopback of this machine.
 
-Ranks meet by a file in a folder that is this run's alone, so two runs never meet each other and no
-port is fixed. A rank that ends breaks the sums of all: none can continue, and ``RankLost`` says who
-it was. The others then wait until rank 0 ends them.
-
-A wait inside gloo sees no signals, and does not notice that a rank is stopped: so the caller checks
-for both while it waits.
+Ranks meet by a file in a folder that is this run's alone. A rank that ends breaks the sums of all,
+and ``RankLost`` says who it was; the others wait until rank 0 ends them. A wait inside gloo sees no
+signals and no stopped ranks: so the caller checks for both while it waits.
 """
 
 from __future__ import annotations
@@ -138,12 +135,10 @@ def _serve(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]) -> N
 class Ddp:
     """DistributedDataParallel: sums gradients while they are computed (Li et al., 2020).
 
-    Its hooks listen to ``backward``, bucket by bucket, so sums begin before the gradient is
-    complete. It takes the mean over all ranks; here that becomes a sum again, since in the last
-    step of an epoch not every rank may have a slot. Weights begin the same everywhere by their
-    seed, and buffers are reset for every slot. ``backward`` waits inside PyTorch, where no signal
-    is seen, so another thread runs it. An error of the module stays its own; only what gloo raises
-    is a loss.
+    It takes the mean over all ranks; here that becomes a sum again, since in the last step of an
+    epoch not every rank may have a slot. ``backward`` waits inside PyTorch, where no signal is
+    seen, so another thread runs it. An error of the module stays its own; only what gloo raises is
+    a loss.
     """
 
     def __init__(self, learner: Learner, group: Collective) -> None:

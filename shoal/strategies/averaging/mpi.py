@@ -2,17 +2,14 @@
 
     mpirun -n 5 python -m shoal train job.toml --strategy averaging
 
-Rank 0 runs the command as usual: terminal, run folder, tracker. The others parse and print nothing:
-they take orders of rank 0, and end when it says so. They poll for orders, since MPI's own wait
-would keep a core busy. MPI is imported only in processes that mpirun started: alone it leaves files
-behind.
+Rank 0 runs the command as usual; the others take its orders, which they poll for, since MPI's own
+wait would keep a core busy. MPI is imported only in processes that mpirun started: alone it leaves
+files behind.
 
-Deaths (ULFM: Bland et al., 2013): a rank that dies breaks a sum for some ranks and not for others.
-A rank whose sum breaks revokes the communicator, so that it breaks for all; the living shrink it,
-and compare how many sums they have finished. No rank finishes a sum before all have begun it, so
-these numbers differ by at most one: a rank that has the newer sum gives it to those that have not.
-If none has it, all repeat it without the dead. So a dead rank is in a sum or is not, the same for
-all, bit by bit. No rank leaves before all have finished the last sum, which others might need.
+Deaths (ULFM: Bland et al., 2013): a rank whose sum breaks revokes the communicator, so that it
+breaks for all; the living shrink it. No rank finishes a sum before all have begun it, so the
+numbers of finished sums differ by at most one: a rank that has the newer sum gives it to those that
+have not; if none has it, all repeat it. No rank leaves before all have finished the last sum.
 """
 
 from __future__ import annotations
@@ -104,8 +101,7 @@ class MpiCollective:
     def _sum(self, vector: Floats, out: Floats) -> None:
         """Each rank sums one piece, in the order of ranks, and sends it to all.
 
-        Allreduce would keep a core busy while it waits, would not say for which rank, and would
-        never give up on one that is stopped.
+        Allreduce would keep a core busy, not say for which rank it waits, and never give up on it.
         """
         comm, here, places = self._comm, self._comm.rank, range(len(self.living))
         cuts = [len(vector) * place // len(places) for place in [*places, len(places)]]
@@ -130,7 +126,6 @@ class MpiCollective:
     # ------------------------------------------------------------ when a rank dies
 
     def _mend(self, error: MPI.Exception, length: int) -> None:
-        """Continue with the living; all of them have the newest sum afterwards."""
         mpi = self._mpi
         if error.Get_error_class() not in (mpi.ERR_PROC_FAILED, mpi.ERR_REVOKED, mpi.ERR_PROC_FAILED_PENDING):
             raise self._lost(error) from None
@@ -194,10 +189,7 @@ class MpiCollective:
         self._comm.Allgather(np.array([number], np.int64), found)
         return [int(one) for one in found]
 
-    # ------------------------------------------------------------ waiting
-
     def _wait(self, requests: list[tuple[int, Any]]) -> None:
-        """Wait until all of these requests, each with its rank, are done."""
         looks, began, say, (nap, longest) = 0, time.monotonic(), _SAY, _NAPS
         while left := [(one, request) for one, request in requests if not request.Test()]:
             looks += 1
@@ -303,7 +295,7 @@ class MpiWorld:
         self._mpi, self.comm = MPI, MPI.COMM_WORLD
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = int(self.comm.rank), int(self.comm.size)
-        self._living: Callable[[], list[int]] = lambda: list(range(self.size))
+        self._group: MpiCollective | None = None  # of the last run
         self.over = False  # rank 0 ordered it during a run
         self._sends: list[MPI.Request] = []  # with their buffers
         me = rank()
@@ -315,24 +307,22 @@ class MpiWorld:
                 f"PMI_SIZE), or mpi4py is of another MPI"
             )
 
-    def order(self, line: MpiTask | MpiDone) -> None:
+    def order(self, order: MpiTask | MpiDone) -> None:
         for other in range(1, self.size):
             with contextlib.suppress(self._mpi.Exception):  # it is dead
-                self._sends.append(self.comm.isend(line, other))
+                self._sends.append(self.comm.isend(order, other))
 
-    def ordered(self) -> MpiTask | MpiDone | None:
+    def ordered(self) -> Any:
+        """The next order of rank 0; None if there is none yet."""
         try:
             message = self.comm.improbe(0)
-            line: MpiTask | MpiDone | None = None if message is None else message.recv()
+            return None if message is None else message.recv()
         except self._mpi.Exception:
             raise RankLost(name_of(0), "its process ended") from None
-        return line
 
     def group(self, warn: Callable[[str], None] = lambda what: None) -> MpiCollective:
-        """For one run; all living ranks call it."""
-        found = MpiCollective(self.comm, warn, self._is_over)
-        self._living = lambda: found.living
-        return found
+        self._group = MpiCollective(self.comm, warn, self._is_over)
+        return self._group
 
     def _is_over(self) -> bool:
         if self.rank:
@@ -344,14 +334,13 @@ class MpiWorld:
 
         If a rank has died or was interrupted in a sum, MPI may wait for ever: then just exit.
         """
-        if len(self._living()) == self.size:
-            guard = threading.Timer(_LEAVE_WITHIN, os._exit, (code,))
-            guard.daemon = True
-            guard.start()
-            self._mpi.Finalize()
-            guard.cancel()
-        else:
+        if self._group is not None and len(self._group.living) < self.size:
             os._exit(code)
+        guard = threading.Timer(_LEAVE_WITHIN, os._exit, (code,))
+        guard.daemon = True
+        guard.start()
+        self._mpi.Finalize()
+        guard.cancel()
 
 
 @cache
@@ -392,9 +381,9 @@ def follow() -> None:
         signal.signal(number, lambda *_: None)
     here = world()
     try:
-        while not here.over and not isinstance(line := here.ordered(), MpiDone):
-            if isinstance(line, MpiTask):
-                _work(here, msgspec.convert(line.work, PoolWorkerSpec))
+        while not here.over and not isinstance(order := here.ordered(), MpiDone):
+            if isinstance(order, MpiTask):
+                _work(here, msgspec.convert(order.work, PoolWorkerSpec))
             else:
                 time.sleep(_NAP)
     except RankLost as error:  # rank 0 is gone: all end

@@ -38,9 +38,7 @@ from shoal.launch.process_pool import ExitReasons
 from shoal.launch.torchrun import is_ours
 from shoal.launch.worker_pool import name_of
 from shoal.nodes.evaluator import Judgement
-from shoal.strategies.averaging import Averaging
 from shoal.strategies.averaging.mpi import needs_mpi, take_part, world
-from shoal.strategies.averaging.worker import make_shards
 from shoal.training.preflight import check
 from shoal.training.run import RunHandle, RunStart
 from shoal.training.tracker import RunResult, Tracker, result_of
@@ -117,16 +115,14 @@ class MpirunRun:
         job, self._listener, self._folder = start.job, start.listener, start.folder
         self.job, self.learner = job, check(job, start.dataset)
         self._kept = "" if start.resume is None else str(start.resume.path)
-        tracker = Tracker(job, start.dataset, self.learner, start.listener)
-        if isinstance(job.strategy, Averaging):
-            make_shards(job, tracker.slots, job.workers)  # refuses wrong shares
         self._own: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._how = ExitReasons().how
         self._ranks: dict[int, tuple[int, Connection]] = {}
         self._outcome: RunResult | None = None
         self._judged: Judgement | None = None
-        self.course = tracker.course()  # until rank 0 says more
+        # Until rank 0 says more:
+        self.course = Tracker(job, start.dataset, self.learner, start.listener).course()
 
     def __enter__(self) -> MpirunRun:
         self._own = own = _private(self.job.workers)
@@ -175,10 +171,9 @@ class MpirunRun:
         deadline = None if seconds is None else time.monotonic() + seconds
         head = self._ranks[0][1]
         while self._outcome is None:
-            if head.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                self._receive(head)
-            else:
+            if not head.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 return None
+            self._receive(head)
         return self._outcome
 
     def interrupted(self) -> RunResult:
@@ -190,8 +185,6 @@ class MpirunRun:
         if self._outcome is not None:
             return self._outcome
         return result_of(self.course, self._judged, self.course.over or "interrupted", True, [])
-
-    # ------------------------------------------------------------ inside
 
     def _accept_ranks(self, listener: socket.socket, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + _COME_WITHIN
@@ -225,19 +218,16 @@ class MpirunRun:
                 self.course = course
                 if event is not None:
                     self._listener(event)
-                self._drop_ended_ranks()
+                for number, (_, connection) in list(self._ranks.items()):
+                    if number and connection.poll():  # readable: it ended
+                        connection.close()
+                        del self._ranks[number]
             case MpiLeft(outcome):
                 self._outcome = RunResult(judged=judged, **outcome)
             case MpiFailed(error):
                 raise StartFailed(error)
             case None:
                 self._outcome = self._lost()
-
-    def _drop_ended_ranks(self) -> None:
-        for number, (_, connection) in list(self._ranks.items()):
-            if number and connection.poll():  # readable: it ended
-                connection.close()
-                del self._ranks[number]
 
     def _wait_for_mpirun(self) -> int | None:
         assert self._process is not None
@@ -311,7 +301,6 @@ def main(own: Path, folder: Path | None, kept: str) -> int:
 
 
 def _lead(own: Path, folder: Path | None, kept: str, caller: Connection) -> None:
-    """Rank 0: train, and report to the caller."""
     from shoal.data.datasets import load
     from shoal.training.local_checkpoint import read
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class Shards:
         self.planned: dict[int, Ids] = {}  # what each rank does now
         self._since: dict[int, list[Ids]] = {rank: [] for rank in self.living}
         self._rows_since = dict.fromkeys(self.living, 0)
-        self._orders: dict[int, Ids] = {}  # contents by number, of the last two epochs used
+        self._order = lru_cache(2)(slots.contents)  # of an epoch: contents by number
         self._queues: dict[int, Ids] = {}
         self._cut(_epoch(self._slots, of_pass) if left is None else left)
 
@@ -87,7 +88,7 @@ class Shards:
         lost = []
         for rank in [rank for rank in self.living if rank not in inside]:
             self.living.remove(rank)
-            before, planned = _joined(self._since.pop(rank)), self.planned.pop(rank, _NONE)
+            before, planned = np.concatenate([_NONE, *self._since.pop(rank)]), self.planned.pop(rank, _NONE)
             lost.append(LostRank(rank, len(before) + len(planned), len(before), self.rows(before)))
             self._deal(np.concatenate([before, planned, self._queues.pop(rank)]))
         for rank, ids in self.planned.items():
@@ -133,22 +134,12 @@ class Shards:
             numbers = ids[passes == of_pass] - of_pass * self._slots.per_pass
             yield of_pass, numbers, self._order(of_pass)[numbers]
 
-    # ------------------------------------------------------------ inside
-
-    def _order(self, of_pass: int) -> Ids:
-        if of_pass not in self._orders:
-            while len(self._orders) > 1:
-                del self._orders[next(iter(self._orders))]
-            self._orders[of_pass] = self._slots.contents(of_pass)
-        return self._orders[of_pass]
-
     def _cuts(self) -> Ids:
         shares = np.cumsum(self._shares[self.living])
         cuts: Ids = np.rint(np.append(0.0, shares / shares[-1]) * self._slots.per_pass).astype(np.int64)
         return cuts
 
     def _cut(self, ids: Ids) -> None:
-        """Give each living rank the slots whose contents are in its part."""
         contents = np.empty(len(ids), np.int64)
         for of_pass, _, found in self.pieces(ids):
             contents[ids // self._slots.per_pass == of_pass] = found
@@ -162,28 +153,17 @@ class Shards:
             self._queues[rank] = np.concatenate([self._queues[rank], piece])
 
 
-class StepSlots:
-    """The slots of an all-reduce among ranks; called as ``Shards``."""
-
-    def __init__(self, slots: Slots, ranks: int, of_pass: int = 0, left: Ids | None = None) -> None:
-        """``left``: where a run is resumed."""
-        self._slots = slots
-        self.living = list(range(ranks))
-        self.of_pass = of_pass
-        self.planned: dict[int, Ids] = {}  # what each rank does now
-        self._queue = _epoch(self._slots, of_pass) if left is None else left
+class StepSlots(Shards):
+    """The slots of an all-reduce among ranks: one queue for all of them."""
 
     def plan(self, room: int, most: int | None = None) -> Mapping[int, Ids]:
         """The next slot of every living rank, within the room."""
-        if not len(self._queue):
+        if not len(self._queues[0]):
             self.of_pass += 1
-            self._queue = _epoch(self._slots, self.of_pass)
-        step, self._queue = np.split(self._queue, [min(room, len(self.living))])
+            self._cut(_epoch(self._slots, self.of_pass))
+        step, self._queues[0] = np.split(self._queues[0], [min(room, len(self.living))])
         self.planned = {rank: step[at : at + 1] for at, rank in enumerate(self.living)}
         return self.planned
-
-    def rows(self, ids: Ids) -> int:
-        return sum(self._slots.rows_in(np.array([self._slots.content(*self.named(one))])) for one in ids.tolist())
 
     def named(self, slot: int) -> tuple[int, int]:
         return divmod(slot, self._slots.per_pass)
@@ -193,13 +173,12 @@ class StepSlots:
         gone = [rank for rank in self.living if rank not in inside]
         self.living = [rank for rank in self.living if rank in inside]
         again = {rank: self.planned.get(rank, _NONE) for rank in gone}
-        self._queue = np.concatenate([*again.values(), self._queue])
+        self._queues[0] = np.concatenate([*again.values(), self._queues[0]])
         self.planned = {}
         return [LostRank(rank, len(ids), 0, 0) for rank, ids in again.items()]
 
-    def left(self) -> Ids:
-        """Slots of this epoch that are not settled."""
-        return np.sort(np.concatenate([*self.planned.values(), self._queue]))
+    def _cut(self, ids: Ids) -> None:
+        self._queues = {0: ids}
 
 
 def unseen(before: Sequence[int], now: Sequence[int], most: int) -> Ids:
@@ -223,10 +202,6 @@ def _within(wanted: Sequence[int], room: int) -> list[int]:
         return list(wanted)
     ends = [round(room * end / total) for end in np.cumsum(wanted).tolist()]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _joined(ids: list[Ids]) -> Ids:
-    return np.concatenate(ids) if ids else _NONE
 
 
 def _epoch(slots: Slots, of_pass: int) -> Ids:

@@ -4,28 +4,20 @@
     while not (go := rank.go()).stop:   all begin at once, or the run is over: rank 0 says so
         rank.round(go)                  periods until the next evaluation; then the mean of all
 
-Averaging: a rank learns from slots of its own. A period ends with one sum over the group: the model
-of each rank, weighted by the rows it learned from; its loss; how long it computed; and who is in
-it. A rank that is not in it is gone, for all alike. With ``every = "end"`` no rank continues from a
-mean: only figures are summed, and the mean is taken where the model is evaluated.
-
-All-reduce: a period is one step by the mean of all gradients, which every rank applies to weights
-of its own. The same sum and the same rule everywhere, so the weights are the same, bit by bit, and
-never travel; where the model is evaluated their checksums are compared. Over MPI the slot of a lost
-rank is computed again.
-
-Rank 0 decides what only one can: when time is up, and how far it is to the next evaluation.
+A period ends with one sum over the group: of averaging the model of each rank, weighted by the rows
+it learned from; of all-reduce the gradients, by whose mean every rank takes the same step. Figures
+are summed beside it, and who is in it: a rank that is not is gone, for all alike. Rank 0 decides
+what only one can: when time is up, and how far it is to the next evaluation.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,6 +32,7 @@ from shoal.models.torch_module import Module
 from shoal.strategies.averaging import AllReduce, Averaging, over_of
 from shoal.strategies.averaging.collective import Collective
 from shoal.strategies.averaging.shards import LostRank, Shards, StepSlots
+from shoal.training.local_checkpoint import LocalCheckpoint, is_finite
 from shoal.training.local_model import LocalModel, StepModel, own_start
 
 # Figures summed beside the model; then two cells for each rank: inside, busy.
@@ -67,20 +60,23 @@ class RoundResult:
     go: RoundOrder
     sent: int  # bytes, by all ranks
     received: int
-    each: list[int] = field(default_factory=list)  # slots that each rank inside learned from
-    slots: int = 0  # all of these
-    rows: int = 0
+    each: list[int]  # slots that each rank inside learned from
+    slots: int  # all of these
+    rows: int
+    lost: list[LostRank]
     seconds: float = 0.0  # since the last one
-    lost: list[LostRank] = field(default_factory=list)
 
 
+Position = tuple[int, Ids | None]  # an epoch, and its slots that are left; None: all
+START: Position = (0, None)
 _NONE = np.empty(0, np.int64)
 _NOTHING = RoundOrder()
 
 
 class AveragingRank:
-    parts: Shards | StepSlots
+    parts: Shards
     model: StepModel
+    at_end = _own = _resets = False
 
     def __init__(
         self,
@@ -88,49 +84,44 @@ class AveragingRank:
         train: Data,
         learner: Learner,
         group: Collective,
-        position: tuple[int, Ids] | None = None,
-        slab: Floats | None = None,
+        kept: LocalCheckpoint | None = None,
         on_result: Callable[[RoundResult], None] = lambda result: None,
         next_order: Callable[[float], RoundOrder] = lambda seconds: _NOTHING,
     ) -> None:
-        """With ``position``, the epoch and its slots that are left, and a slab, a run is resumed.
-
-        Of rank 0: ``on_result`` gets the figures of each sum; ``next_order`` is called before a
-        sum, with the seconds since the last one.
+        """With ``kept`` a run is resumed. Of rank 0: ``on_result`` gets the figures of each sum;
+        ``next_order`` is called before a sum, with the seconds since the last one.
         """
         self.group, self._on_result, self._next_order = group, on_result, next_order
-        self._own = self.at_end = self._resets = False
-        size = self._prepare(job, train, learner, Slots(train.rows, job.data.batch, job.seed), position, slab is None)
-        if slab is not None:
-            self.model.slab[:] = slab
+        slots = Slots(train.rows, job.data.batch, job.seed)
+        size = self._prepare(job, train, learner, slots, START if kept is None else kept.position)
+        if kept is not None:
+            self._own = False
+            self.model.slab[:] = kept.slab
         self._vector = np.zeros(size + len(CELLS) + 2 * group.size, np.float32)
         self._pace = job.emulate.pace(group.rank, job.seed)
         self._moved = (0, 0)  # bytes that were reported
         self._mark = 0.0
         self._room = 0
 
-    def _prepare(
-        self, job: Job, train: Data, learner: Learner, slots: Slots, position: tuple[int, Ids] | None, fresh: bool
-    ) -> int:
+    def _prepare(self, job: Job, train: Data, learner: Learner, slots: Slots, position: Position) -> int:
         """Make ``parts`` and ``model``; how many numbers are summed beside the cells."""
         assert isinstance(job.strategy, Averaging)
         self.parts = self._mine = make_shards(job, slots, self.group.size, position)
         self.model = self._local = LocalModel(job, train, learner, slots, self._mine.reach(self.group.rank))
-        self.at_end, self._own = job.strategy.every == "end", fresh and job.strategy.start == "own"
+        self.at_end, self._own = job.strategy.every == "end", job.strategy.start == "own"
         if self._own:
             self.model.weights_in(self.model.slab)[:] = own_start(job, train, learner, self.group.rank)
         self._resets = job.strategy.state == "reset"
         return self._averaged(self.model.slab).size
 
     def begin(self) -> Floats:
-        """The initial model, to be evaluated: a slab."""
         return self._mean() if self._own else self.model.slab
 
     def go(self, go: RoundOrder = _NOTHING) -> RoundOrder:
         """Wait for all ranks; the order that rank 0 gives is what all get."""
-        result = self._total(self._fill(stop=go.stop, room=min(go.room, ROOM), most=go.most))
-        self._room = result.go.room
-        self._settle(result)
+        self._room = 0
+        result = self._read(self.group.total(self._fill(stop=go.stop, room=min(go.room, ROOM), most=go.most)))
+        self._room += result.go.room
         self._on_result(result)
         self._mark = time.perf_counter()
         return result.go
@@ -168,14 +159,12 @@ class AveragingRank:
         loss = sum(self._local.run(*piece) for piece in self._mine.pieces(mine))
         if not abs(loss) < _RUNAWAY:
             raise BadValues(f"the loss is {loss}")
-        return loss, not _is_finite(self.model.slab)
+        return loss, not is_finite(self.model.slab)
 
     def _combine(self, cells: Floats, bad: bool) -> RoundResult:
         """Sum; all continue from the mean, unless there is one at the end only."""
         if self.at_end:
-            result = self._total(cells)
-            self._settle(result)
-            return result
+            return self._read(self.group.total(cells))
         result, mean = self._sum(bad)
         if mean is not None:
             self._averaged(self.model.slab)[:] = mean
@@ -197,12 +186,11 @@ class AveragingRank:
     # ------------------------------------------------------------ means and sums
 
     def _averaged(self, slab: Floats) -> Floats:
-        """The numbers of a slab of which means are taken."""
         return self.model.weights_in(slab) if self._resets else slab
 
     def _mean(self) -> Floats:
         """The mean of all models, from which no rank continues: a slab of its own."""
-        bad = not _is_finite(self.model.slab)
+        bad = not is_finite(self.model.slab)
         self._fill(bad=bad)
         result, mean = self._sum(bad)
         self._on_result(result)
@@ -225,11 +213,9 @@ class AveragingRank:
         mean: Floats = total[: mine.size].reshape(mine.shape)
         if len(there) < len(weights):
             mean = mean / np.float32(sum(there)) if sum(there) else mean
-        self._settle(result)
         return result, mean if sum(there) else None
 
     def _fill(self, loss: float = 0.0, busy: float = 0.0, **figures: float) -> Floats:
-        """Write the figures of this rank to the cells, which are returned."""
         group, rough = self.group, float(np.float32(loss))
         sent, received = self._moved
         figures |= {"loss": rough, "loss_rest": loss - rough}
@@ -242,34 +228,25 @@ class AveragingRank:
         cells[len(CELLS) + group.size + group.rank] = busy
         return cells
 
-    def _total(self, vector: Floats) -> RoundResult:
-        return self._read(self.group.total(vector))
-
     def _read(self, total: Floats) -> RoundResult:
+        """The figures of a sum; what was planned is done, or its rank is lost."""
         size = self.group.size
         figures, inside, busy = np.split(total[-len(CELLS) - 2 * size :], [len(CELLS), len(CELLS) + size])
         loss, rest, bad, stop, room, most, sent, received = figures.astype(np.float64).tolist()
         go = RoundOrder(stop > 0.5, round(room), round(most))
         there = np.flatnonzero(inside > 0.5).tolist()
-        return RoundResult(there, busy.tolist(), loss + rest, bad > 0.5, go, round(sent), round(received))
-
-    def _settle(self, result: RoundResult) -> None:
-        done = [self.parts.planned.get(rank, _NONE) for rank in result.inside]
-        result.each = list(map(len, done))
-        result.slots, result.rows = sum(result.each), sum(map(self.parts.rows, done))
-        result.lost = self.parts.settle(result.inside)
-        self._room += sum(one.back for one in result.lost) - result.slots
+        done = [self.parts.planned.get(rank, _NONE) for rank in there]
+        each, rows = list(map(len, done)), sum(map(self.parts.rows, done))
+        lost = self.parts.settle(there)
+        self._room += sum(one.back for one in lost) - sum(each)
+        moved = (round(sent), round(received))
+        return RoundResult(there, busy.tolist(), loss + rest, bad > 0.5, go, *moved, each, sum(each), rows, lost)
 
 
 class StepRank(AveragingRank):
-    """One rank of all-reduce; a period is one step."""
-
-    def _prepare(
-        self, job: Job, train: Data, learner: Learner, slots: Slots, position: tuple[int, Ids] | None, fresh: bool
-    ) -> int:
+    def _prepare(self, job: Job, train: Data, learner: Learner, slots: Slots, position: Position) -> int:
         assert isinstance(job.strategy, AllReduce)
-        of_pass, left = position or (0, None)
-        self.parts = self._steps = StepSlots(slots, self.group.size, of_pass, left)
+        self.parts = self._steps = StepSlots(slots, self.group.size, (), None, *position)
         ddp = None
         if job.strategy.ddp and over_of(job) == "gloo" and isinstance(job.model, Module):
             from shoal.strategies.averaging.gloo import Ddp
@@ -300,7 +277,6 @@ class StepRank(AveragingRank):
         """Sum the gradients, unless PyTorch has, and take the step."""
         total = self.group.total(self._vector if self.model.summed is None else cells)
         result = self._read(total)
-        self._settle(result)
         if result.slots and not result.bad:
             gradient = total if self.model.summed is None else self._vector
             self.model.apply(gradient[: self.model.size], result.slots)
@@ -317,11 +293,10 @@ class StepRank(AveragingRank):
                 raise RanksDiffer(name_of(other), name_of(self.group.rank))
 
 
-def make_shards(job: Job, slots: Slots, ranks: int, position: tuple[int, Ids] | None = None) -> Shards:
+def make_shards(job: Job, slots: Slots, ranks: int, position: Position = START) -> Shards:
     assert isinstance(job.strategy, Averaging)
     every = None if job.strategy.every == "end" else job.strategy.every
-    of_pass, left = position or (0, None)
-    return Shards(slots, ranks, job.strategy.shares, every, of_pass, left)
+    return Shards(slots, ranks, job.strategy.shares, every, *position)
 
 
 def rank_class(job: Job) -> type[AveragingRank]:
@@ -332,19 +307,11 @@ def follow(spec: PoolWorkerSpec, group: Collective) -> None:
     """Be one of the other ranks, until rank 0 says that the run is over."""
     try:
         job, train = spec.load()
-        kept = spec.load_checkpoint()
-        position, slab = (None, None) if kept is None else (kept.position, kept.slab)
         learner = learner_of(job.model, train, job.seed, group.rank)
         learner.settle(alone=True)
-        rank = rank_class(job)(job, train, learner, group, position, slab)
+        rank = rank_class(job)(job, train, learner, group, spec.load_checkpoint())
         rank.begin()
         while not (go := rank.go()).stop:
             rank.round(go)
     finally:
         group.close()
-
-
-def _is_finite(slab: Floats) -> bool:
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = float(slab.sum())  # a third of the time of looking at each
-    return math.isfinite(total) or bool(np.isfinite(slab).all())

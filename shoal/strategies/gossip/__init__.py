@@ -5,10 +5,8 @@
     async       in pairs: a worker that has taken a step meets one neighbour, and both continue from
                 the mean of the two
 
-W has Metropolis weights, which every worker knows from its neighbours alone. Where links go one way
-only, shares of the weights travel instead, and each worker divides what it has by its share
-(push-sum). The loss is that of the mean of all models, which no worker has; the best and the worst
-of them, and how far they are from the mean, stand beside it.
+Where links go one way only, shares of the weights travel (push-sum). The loss is that of the mean
+of all models, which no worker has.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The compute queue of a gossip worker, with a priority lane for what neighbours wait for.
 
-Short work is done at once, longer work on the compute thread, so that the loop stays responsive.
-What neighbours wait for (the mean with one that asked) runs before the rest, right after the
-computation under way. While the emulation of slow workers holds a worker up (``Slowdown``), it
-computes nothing, but answers others. Only a few short pieces run in one go: then the loop receives
-messages. Time comes from the caller.
+Short work is done at once, a few pieces between two looks at messages, and longer work on the
+compute thread. What neighbours wait for runs before the rest. While the emulation of slow workers
+holds a worker up (``Slowdown``), it computes nothing, but answers others.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any
 
 from shoal import limits
 from shoal.emulation import Slowdown
-from shoal.nodes.time_accounting import IDLE, TimeAccounting
+from shoal.nodes.time_accounting import TimeAccounting
 from shoal.strategies.gossip.model import GossipModel
 from shoal.wire.effects import Compute, Computed, Effect, Send
 from shoal.wire.messages import Arrays, Message
@@ -31,8 +29,6 @@ Steps = Generator[tuple[Function, int] | None, Any, None]  # what to compute, ov
 
 
 class ComputeQueue:
-    """The queue of one worker."""
-
     def __init__(
         self,
         model: GossipModel,
@@ -51,7 +47,7 @@ class ComputeQueue:
         self._first: deque[tuple[Function, Then, bool]] = deque()  # others wait for these
         self._next: deque[tuple[Function, Then, bool]] = deque()
         self._token, self._busy = 0, False
-        self._then: Then = _nothing
+        self._then: Then = lambda result: None
         self._steps: Steps
         self._waits = self._is_short = False
         self._held = NEVER  # the emulation goes on until then
@@ -89,7 +85,6 @@ class ComputeQueue:
         self._go_on(None)
 
     def notify(self) -> None:
-        """Something happened that the algorithm may wait for."""
         if self._waits:
             self._go_on(None)
 
@@ -123,9 +118,6 @@ class ComputeQueue:
     def waited(self, since: int, link: int) -> None:
         """The worker waited for neighbours until now; at most ``link`` of it for the network."""
         self.spent.waited(held=min(since + link, self.now))
-
-    def idled(self) -> None:
-        self.spent.did(IDLE)
 
     def computed(self, event: Computed) -> None:
         if not self._busy or event.token != self._token:
@@ -163,7 +155,3 @@ class ComputeQueue:
                 self.fail(error)
                 return
             then(result)
-
-
-def _nothing(result: Any) -> None:
-    return

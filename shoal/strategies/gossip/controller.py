@@ -5,8 +5,7 @@
     end_leg      all rest: what was done in this leg cannot be lost any more
     lose         a worker is gone: the others compute its unfinished slots from the next leg on
 
-The run (``run``) evaluates and keeps models between ``end_leg`` and ``next_leg``. Nothing here
-reads a clock or starts a process.
+Nothing here reads a clock or starts a process.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ _NOTHING = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class WorkerState:
-    """The state of one worker in this leg."""
-
     slots: Ids
     leg: Send  # repeated until it reports
     reported: bool = False  # it has reported in this leg
@@ -58,8 +55,6 @@ class WorkerState:
 
 @dataclass(slots=True)
 class NewProgress:
-    """What workers reported since the last call."""
-
     steps: int = 0  # of any kind; 0 if reports only repeat
     slots: int = 0
     rows: int = 0
@@ -72,9 +67,8 @@ class NewProgress:
 class LegPace:
     """How long the next leg is, and who gets how much of it.
 
-    A leg takes about a second, so that a run can be stopped and kept in between, and many times as
-    long as the pause before it. In async mode only the end of a leg waits for slow workers: so legs
-    are longer, and each worker gets as many slots as it does in the same time.
+    In async mode only the end of a leg waits for slow workers: so legs are longer, and each worker
+    gets as many slots as it does in the same time.
     """
 
     def __init__(self, mode: Literal["sync", "async"]) -> None:
@@ -91,7 +85,6 @@ class LegPace:
         self._done.setdefault(name, now)
 
     def end(self, now: float, slots: Mapping[str, int]) -> None:
-        """End the leg; each worker has done so many slots."""
         self._ended = now
         for name, count in slots.items():
             took = self._done.get(name, now) - self._began
@@ -118,10 +111,9 @@ class LegPace:
 class GossipController:
     """Directs the workers of a run, leg by leg.
 
-    Each worker is sent its leg until it reports in it, always the same: the mixing weights must
-    be the same for all, or means would not keep the sum of the models. The others are told of a
-    lost worker until they rest. When the last is done all are asked for their models (``Show``), so
-    these are of one moment. A report that comes twice changes nothing.
+    Each worker is sent its leg until it reports in it, always the same: with other mixing weights
+    means would not keep the sum of the models. When the last is done all are asked for their models
+    (``Show``), so these are of one moment. A report that comes twice changes nothing.
     """
 
     name = HOME

@@ -1,21 +1,18 @@
 """The model of a gossip worker, whose rows it learns from, and the mean of all models.
 
 The gradient is taken at the weights before a mean and applied after it (Lian et al., 2017), so the
-worker stores it in between. Means are summed in double precision and rounded once: whatever the
-order of the neighbours, all who take the same mean have the same weights but for one rounding.
+worker stores it in between. Means are summed in double precision and rounded once.
 
 ``assign_rows`` says whose rows are whose. The rows are sorted by worker and cut at whole slots: the
 few rows at a border may be the neighbour's. So every row comes once in an epoch, and a slot is what
 it is in every other run.
-
-A model that is longer than one frame of a message travels in up to four pieces (``to_frames``,
-``from_frames``).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,40 +40,41 @@ _AT_ONCE = 16_384  # numbers
 MOST = limits.FRAMES * limits.FRAME_BYTES // 4  # numbers that one message may carry
 
 
-class GossipModel(Protocol):
+class GossipModel(ABC):
     """What a worker does with its model; one call at a time, on any thread."""
 
-    @property
-    def size(self) -> int:
-        """Numbers in the weights."""
-
-    @property
-    def slab(self) -> Floats:
-        """Weights and the state of the rule: the array itself, so copy it before sending."""
+    def __init__(self, slab: Floats, now: Floats) -> None:
+        """``slab``: weights and the state of the rule. ``now``: the weights in it, no copy."""
+        self.slab, self._now, self.size = slab, now, now.size
 
     @property
     def weights(self) -> Floats:
         """As they are now, in one row; a copy."""
+        return self._now.flatten()
 
+    @abstractmethod
     def gradient(self, slot: int) -> tuple[float, int]:
         """Store the gradient of a slot; the sum of its losses, and its rows."""
 
     def mix(self, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
         """weights <- own * weights + the sum of weight * values over ``parts``."""
+        with np.errstate(**RUNAWAY):
+            mix_into(self._now, own, parts)
 
     def add(self, delta: Floats, times: float = 1.0) -> None:
         """weights <- weights + times * delta."""
+        now = self._now
+        with np.errstate(**RUNAWAY):
+            now[:] = now + np.multiply(delta.reshape(now.shape), times, dtype=np.float64)
 
+    @abstractmethod
     def step(self, scale: float = 1.0) -> None:
         """Step by the rule with the stored gradient; weights move by ``scale`` times that step."""
 
 
 def mix_into(now: Floats, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
-    """now <- own * now + the sum of weight * values: in double precision, rounded once.
-
-    Piece by piece, so that the sums stay in the processor's cache: a third of the time of whole
-    vectors.
-    """
+    """now <- own * now + the sum of weight * values: in double precision, rounded once."""
+    # Piece by piece, so that the sums stay in the processor's cache: a third of the time.
     shaped = [(weight, values.reshape(now.shape)) for weight, values in parts]
     rows = max(1, _AT_ONCE * len(now) // max(1, now.size))
     total, part = (np.empty((rows, *now.shape[1:])) for _ in range(2))
@@ -90,50 +88,34 @@ def mix_into(now: Floats, own: float, parts: Sequence[tuple[float, Floats]]) -> 
         now[some] = sums
 
 
-def check_size(numbers: int, what: str = "a model") -> None:
+def check_size(numbers: int) -> None:
     if numbers > MOST:
         raise Invalid(
-            f"{what} of {numbers:,} numbers: gossip sends at most {MOST:,}: take a server, or a smaller model"
+            f"a model of {numbers:,} numbers: gossip sends at most {MOST:,}: take a server, or a smaller model"
         )
 
 
 def to_frames(vector: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ...]:
     """Pieces that fit into frames, at least one; no copy."""
     flat, most = vector.reshape(-1), limits.FRAME_BYTES // vector.itemsize
-    if flat.size <= most:
-        return (flat,)
-    return tuple(flat[at : at + most] for at in range(0, flat.size, most))
+    return tuple(flat[at : at + most] for at in range(0, max(1, flat.size), most))
 
 
 def from_frames(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-class GossipLocalModel:
-    """The model of one worker: a ``GossipModel``."""
-
+class GossipLocalModel(GossipModel):
     def __init__(self, job: Job, train: Data, learner: Learner, slots: Slots, number: int, slab: Floats | None) -> None:
         """Continues from ``slab``, if given. ``train`` is in the order of ``assign_rows``."""
         assert isinstance(job.strategy, Gossip)
         self._model, self._slots = StepModel(job, train, learner, slots), slots
+        super().__init__(self._model.slab, self._model.weights_in(self._model.slab))
         if slab is not None:
-            self._model.slab[:] = slab
+            self.slab[:] = slab
         elif job.strategy.start == "own":
             self._now[:] = own_start(job, train, learner, number)
         self._gradient = np.zeros(self._model.size, np.float32)
-
-    @property
-    def size(self) -> int:
-        return int(self._now.size)
-
-    @property
-    def slab(self) -> Floats:
-        return self._model.slab
-
-    @property
-    def weights(self) -> Floats:
-        found: Floats = self._now.reshape(-1)
-        return found.copy() if np.shares_memory(found, self._now) else found
 
     def gradient(self, slot: int) -> tuple[float, int]:
         place = divmod(slot, self._slots.per_pass)
@@ -145,15 +127,6 @@ class GossipLocalModel:
             self.slab[:] = np.nan  # as after a step that was too long: it spreads, and the run ends
         return loss, stop - start
 
-    def mix(self, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
-        with np.errstate(**RUNAWAY):
-            mix_into(self._now, own, parts)
-
-    def add(self, delta: Floats, times: float = 1.0) -> None:
-        now = self._now
-        with np.errstate(**RUNAWAY):
-            now[:] = now + np.multiply(delta.reshape(now.shape), times, dtype=np.float64)
-
     def step(self, scale: float = 1.0) -> None:
         before = self._now.copy() if scale != 1.0 else None
         with np.errstate(**RUNAWAY):
@@ -161,19 +134,9 @@ class GossipLocalModel:
             if before is not None:
                 self._now[:] = before + np.subtract(self._now, before, dtype=np.float64) * scale
 
-    @property
-    def _now(self) -> Floats:
-        return self._model.weights_in(self._model.slab)
-
 
 class Consensus:
-    """The models of all workers when they rested last: their mean, and how far apart they are.
-
-    best, worst     the lowest and the highest test loss of any of them
-    distance        the root of the mean over workers of |weights - mean|^2, in double precision
-
-    Where evaluating every model would take too long, best and worst are of every n-th test row.
-    """
+    """The models of all workers when they rested last: their mean, and how far apart they are."""
 
     def __init__(self, learner: Learner, test: Any, shape: tuple[int, int]) -> None:
         self._learner, self._test, self._shape = learner, test, shape
@@ -195,20 +158,14 @@ class Consensus:
         width = self._learner.width
         return slab[:, 0] if width == 1 and self._learner.start() is None else slab[:, :width]
 
-    def distance(self) -> float:
-        mean = self.weights_in(self.mean)
-        with np.errstate(**RUNAWAY):
-            squares = [
-                float(np.square(np.subtract(self.weights_in(slab), mean, dtype=np.float64)).sum())
-                for slab in self._slabs
-            ]
-        return float(np.sqrt(np.mean(squares)))
-
     def spread(self) -> dict[str, float]:
-        """How they differ; nothing if they have diverged."""
+        """Lowest and highest test loss, and root of the mean |weights - mean|^2; none if diverged."""
         if not all(is_finite(slab) for slab in self._slabs):
             return {}
-        distance, test = self.distance(), self._test
+        mean, test = self.weights_in(self.mean), self._test
+        with np.errstate(**RUNAWAY):
+            apart = (np.subtract(self.weights_in(slab), mean, dtype=np.float64) for slab in self._slabs)
+            distance = float(np.sqrt(np.mean([float(np.square(one).sum()) for one in apart])))
         if len(self._slabs) * test.rows > _ROWS:
             test = ordered(test, np.arange(0, test.rows, -(-len(self._slabs) * test.rows // _ROWS)))
         models = self._slabs if distance else self._slabs[:1]  # all are the same

@@ -4,16 +4,11 @@
     other   moves by d = (x - its own) / 2   "I have moved by d towards you"
     one     moves by -d                      whatever it has become meanwhile
 
-Both move by the same amount, so every meeting keeps the sum of all models, and no worker is locked.
-Of two that ask each other at once, the one whose name comes later is refused: else both would move
-all the way, and only swap places. A worker has one meeting open at a time, computes its next
-gradient meanwhile, and waits for the answer before it asks again. It answers others between two of
-its computations, also while it waits, and after its last round.
-
-Each worker numbers its questions upwards, and the last answer to each neighbour is stored: a
-question that comes again gets the same answer, and an older one gets none. A neighbour that is gone
-is neither answered nor awaited; what this worker moved towards it, and it may not have moved back,
-counts as lost.
+Every meeting keeps the sum of all models, and no worker is locked. Of two that ask each other at
+once, the one whose name comes later is refused: else both would only swap places. A worker has one
+meeting open at a time, and answers others between two of its computations, also after its last
+round. A question that comes again gets the same answer, and an older one gets none. What this
+worker moved towards a neighbour that is gone, and that may not have moved back, counts as lost.
 """
 
 from __future__ import annotations
@@ -45,8 +40,6 @@ class PendingMeeting:
 
 
 class Pairwise:
-    """One worker's part in the legs of a run."""
-
     def __init__(
         self,
         name: str,

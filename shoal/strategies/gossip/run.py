@@ -1,21 +1,19 @@
 """A gossip run: every worker has a model, and this process tracks them. It is their home.
 
-It works in legs (``controller``). A leg is some slots for each worker, never past the next
-evaluation: the workers start, report how far they are, and rest when they are done, each with its
-model. While all rest, the mean of their models is evaluated, and the clock stands still; where
-nothing is evaluated between two legs, time goes on.
-
-A worker that is lost takes its model along. The slots it had reported stay counted: its neighbours
-have what it handed on. The others compute the rest of its slots from the next leg on, with new
-mixing weights. If they are no longer connected, the run warns. A worker that is stopped
-(SIGSTOP) and holds up the others is killed after a while; a slow one is waited for, with a warning.
-
-A checkpoint holds the mean: in a resumed run all workers begin from it, without their differences.
+It works in legs (``controller``), and while all workers rest the mean of their models is evaluated;
+the clock stands still. A worker that is lost takes its model along: the slots it had reported stay
+counted, since its neighbours have what it handed on, and the others compute the rest. A checkpoint
+holds the mean: in a resumed run all workers begin from it, without their differences.
 """
 
 from __future__ import annotations
 
+import random
+import signal
 import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,24 +22,30 @@ from shoal.data.batch import Ids
 from shoal.errors import Invalid
 from shoal.events import RunEvent
 from shoal.job import Job
-from shoal.launch.worker_pool import LOOK, PoolRun
+from shoal.launch.process_main import Process, ProcessOrders
+from shoal.launch.worker_pool import BY_ITSELF, LOOK, PoolRun, PoolWorkerSpec, WorkerPool, name_of
+from shoal.launch.worker_process import number_of
 from shoal.models.linear import Floats
 from shoal.nodes.loop import Loop
+from shoal.security.safety import Safety
 from shoal.store.table.update import rule_named
 from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossip.controller import GossipController
-from shoal.strategies.gossip.model import Consensus, assign_rows, check_size, describe_split
-from shoal.strategies.gossip.processes import GossipWorkers
+from shoal.strategies.gossip.model import Consensus, assign_rows, check_size, describe_split, model_of
 from shoal.strategies.gossip.topology import LINKS, Graph, keep_links
+from shoal.strategies.gossip.worker import HOME, GossipWorker
 from shoal.training.local_checkpoint import Snapshot, is_finite
 from shoal.training.run import RunStart
+from shoal.wire import Transport
 from shoal.wire.effects import Effect
+from shoal.wire.memory import Hub
+from shoal.wire.zmq import ZmqTransport
+
+MAIN = "shoal.strategies.gossip.run"
 
 
 class GossipRun(PoolRun):
-    """One run."""
-
     out_of_memory = "no memory is left to evaluate the models: take a smaller one, or fewer workers"
     progress_word = "went on"
     dealt_again = ", and its slots are reassigned"
@@ -63,45 +67,96 @@ class GossipRun(PoolRun):
         _, shares, notes = assign_rows(job, self.dataset.train, job.workers)
         self._notes = [*changed, *notes]
         parts = Shards(self.tracker.slots, job.workers, shares, None, *position)
-        self._workers = GossipWorkers(job, self.dataset, self.resume)
-        self.pool = self._workers.pool
+        self._spec = PoolWorkerSpec.of(job, self.dataset, self.resume)
+        self._names = [name_of(number) for number in range(job.workers)]
+        self._addresses = dict.fromkeys(self._names, "")
+        self._ended: deque[tuple[str, str]] = deque()  # name, and why
+        self.pool = WorkerPool(job, MAIN, self._on_ended, sockets=True)
         self._legs = GossipController(
-            self._workers.names,
-            self._workers.addresses,
+            self._names,
+            self._addresses,
             graph,
             parts,
             job.strategy.mode,
             job.strategy.split == "even",
             job.timing.intervals(),
         )
-        self._legs.on_ready, self._legs.on_failed = self.tracker.joined, self._workers.end
+        self._legs.on_ready, self._legs.on_failed = self.tracker.joined, self._end_worker
+        self._home: Transport
         self._loop: Loop
+        self._loops: dict[str, Loop] = {}  # of threads
+        self._closing = False
         self._models = Consensus(self.learner, self.dataset.test, shape)
         self._counted_to = 0.0  # when time was counted last
-        # The mean when all rested last, and how far the run was then.
-        self._mean: Floats | None = None
-        self._at: Snapshot | None = None
+        self._at: Snapshot | None = None  # the mean when all rested last, and how far the run was
 
     def __enter__(self) -> GossipRun:
         try:
             self.learner.settle()
-            self._workers.start()
-            self._loop = Loop(self._legs, self._workers.home)
+            self._start()
+            self._loop = Loop(self._legs, self._home)
         except BaseException:
-            self._workers.close()
+            self._close_workers()
             raise
         return self
 
     def close(self) -> None:
         super().close()
         try:
-            self._workers.close()
+            self._close_workers()
         finally:
             self._loop.close()
 
     @property
     def workers(self) -> list[str]:
         return self._legs.living
+
+    # ------------------------------------------------------------ workers: threads, or processes
+
+    def _start(self) -> None:
+        if not self.pool.has_processes:
+            hub = Hub()
+            self._home = hub.open(HOME)
+            for name in self._names:
+                transport = hub.open(name)
+                self._addresses[name] = transport.address
+                self.pool.run_thread(name, partial(run_worker, name, self._spec, transport, self._add_loop))
+            return
+        self.pool.start("gossip")
+        safety = Safety.local().checking(self.job.launch.checksums)
+        self.pool.wait_until_started()  # the folder of sockets is there
+        self._home = ZmqTransport(HOME, self._bind(HOME), safety)
+        for name in self._names:
+            self.pool.fork(name, self._spec, bind=self._bind(name), coordinator=self._home.address, safety=safety.plain)
+        # In place: the controller holds this dict.
+        self._addresses.update(zip(self._names, self.pool.wait_until_running(self._names), strict=True))
+
+    def _bind(self, name: str) -> str:
+        return "tcp://127.0.0.1:*" if self.job.launch.transport == "tcp" else f"ipc://{self.pool.folder}/{name}"
+
+    def _add_loop(self, name: str, loop: Loop) -> None:
+        self._loops[name] = loop
+        if self._closing:
+            loop.stop()
+
+    def _end_worker(self, name: str, why: str) -> None:
+        self._ended.append((name, why))  # first: the end of its process comes later
+        if self.pool.has_processes:
+            self.pool.signal(name, signal.SIGKILL)
+        elif name in self._loops:
+            self._loops[name].stop()
+
+    def _on_ended(self, name: str, why: str) -> None:
+        """On another thread."""
+        self._ended.append((name, why or BY_ITSELF))
+        if not self.pool.closed:
+            self._home.wake()
+
+    def _close_workers(self) -> None:
+        self._closing = True
+        for loop in list(self._loops.values()):
+            loop.stop()
+        self.pool.close()
 
     # ------------------------------------------------------------ legs
 
@@ -167,15 +222,14 @@ class GossipRun(PoolRun):
         # Where the graph fell apart, weights gather at the ends of its links: then all count alike.
         whole = self._legs.graph.directed and not self._legs.was_apart
         self._models.take([(slab, rest.weight if whole else 1.0) for slab, rest in models if slab is not None and rest])
-        self._mean = self._models.mean
-        self._at = self._position(self._mean)
+        self._at = self._position()
 
-    def _position(self, mean: Floats) -> Snapshot:
+    def _position(self) -> Snapshot:
         parts = self._legs.parts
-        return mean, parts.of_pass, parts.left(), self.tracker.state(), self.tracker.steps
+        return self._models.mean, parts.of_pass, parts.left(), self.tracker.state(), self.tracker.steps
 
     def _weights(self) -> Floats | None:
-        return None if self._mean is None else self._models.weights_in(self._mean).copy()
+        return None if self._at is None else self._models.weights_in(self._at[0]).copy()
 
     def _judge(self) -> None:
         """Evaluate the mean, and how the models differ from it; the clock stands still."""
@@ -185,9 +239,8 @@ class GossipRun(PoolRun):
             spread["rounds"] = float(self._legs.mixed)
         if spread and (pieces := len(self._legs.graph.parts)) > 1:
             spread["pieces"] = float(pieces)
-        mean = self._models.mean
-        self.tracker.judge(self._models.weights_in(mean).copy(), spread)
-        self._at = self._position(mean)
+        self.tracker.judge(self._models.weights_in(self._models.mean).copy(), spread)
+        self._at = self._position()
         self._counted_to += time.perf_counter() - began
 
     def _keep(self) -> None:
@@ -204,9 +257,6 @@ class GossipRun(PoolRun):
     def _is_starting(self) -> bool:
         return not self._begun
 
-    def _workers_left(self) -> bool:
-        return bool(self._legs.states)
-
     def _awaited(self) -> tuple[list[str], list[str]]:
         states = self._legs.states
         # One that is done with its slots is awaited, too: for answers, and for its model.
@@ -218,9 +268,9 @@ class GossipRun(PoolRun):
     def _listen(self) -> bool:
         self._loop.turn(LOOK)
         fresh = self._legs.fresh()
-        progress = bool(fresh.steps) or bool(self._workers.ended)
-        while self._workers.ended:
-            self._end(*self._workers.ended.popleft())
+        progress = bool(fresh.steps) or bool(self._ended)
+        while self._ended:
+            self._end(*self._ended.popleft())
         tracker, now = self.tracker, time.perf_counter()
         tracker.sent, tracker.received = tracker.sent + fresh.sent, tracker.received + fresh.received
         if self._begun:
@@ -261,14 +311,13 @@ class GossipRun(PoolRun):
 
     def _linked(self, why: str = "", rows: str = "") -> RunEvent:
         pairs = self._strategy.mode == "async"
-        return self._legs.graph.event(self.tracker.seconds, self._workers.names, why, pairs, rows)
+        return self._legs.graph.event(self.tracker.seconds, self._names, why, pairs, rows)
 
 
 def graph_of(job: Job, folder: Path | None) -> tuple[Graph, list[str]]:
     """The graph that a run began with, or the one of the settings; and notes for the user.
 
-    The links of a file are copied into the run's folder: the file may change, or be moved, before
-    the run is resumed, exported or compared in a study.
+    The links of a file are copied into the run's folder, since the file may change or be moved.
     """
     assert isinstance(job.strategy, Gossip)
     if job.strategy.topology != "file" or folder is None or not (folder / LINKS).is_file():
@@ -286,3 +335,35 @@ def graph_of(job: Job, folder: Path | None) -> tuple[Graph, list[str]]:
 
 
 open_run = GossipRun.open
+
+
+def run_worker(name: str, spec: PoolWorkerSpec, transport: Transport, began: Callable[[str, Loop], None]) -> None:
+    """A worker in a thread or a process of its own; ``began`` gets its loop."""
+    number = number_of(name)
+    job, model = model_of(spec, number)
+    assert isinstance(job.strategy, Gossip)
+    node = GossipWorker(
+        name,
+        model,
+        job.strategy.mode,
+        chance=random.Random(f"meetings {job.seed} {number}"),
+        pace=job.emulate.pace(number, job.seed),
+        link=job.emulate.link,
+        clock=time.monotonic_ns,
+        traffic=lambda: transport.traffic,
+        timing=job.timing.intervals(),
+    )
+    loop = Loop(node, transport)
+    began(name, loop)
+    try:
+        while not node.over and not loop.stopped.is_set():
+            loop.turn()
+    finally:
+        loop.close()
+
+
+def main(orders: ProcessOrders, process: Process) -> None:
+    transport = ZmqTransport(orders.name, orders.bind, Safety.of_plain(orders.safety))
+    transport.connect(HOME, orders.coordinator)
+    process.ready(transport.address)
+    run_worker(orders.name, msgspec.convert(orders.work, PoolWorkerSpec), transport, lambda name, loop: None)

@@ -3,25 +3,19 @@
 In every round of a leg a worker
 
     1   sends its weights (an offer) to all who hear it, and takes a gradient at just these weights
-    2   waits for the offers of this round of all whom it hears
+    2   waits for the offers of this round of all whom it hears; it asks for one that it lacks
     3   takes the mean, by the weights of the leg
-    4   takes a step with the gradient of 1
+    4   takes a step with the gradient of 1, if the round has a slot
 
-so that X(k+1) = X(k) W - step * G(X(k)). A round without a slot has no gradient and no step.
-
-No worker is more than one round ahead of any that hears it: sender and receiver store the offers of
-two rounds. A worker that lacks an offer asks for it, and the sender repeats it; an offer that comes
-twice or late is of a round that is complete or over.
+No worker is more than one round ahead of any that hears it: both sides store two rounds' offers.
 
 A worker adds the weight of a lost neighbour to its own, at once and until the leg is over. So what
 two living workers take of each other is the same on both sides in every round, whichever notices
 the loss first, and the sum of all models is kept. It cannot be known whether the lost worker
 completed its last round: what it may have taken with it is added to ``lost``.
 
-Where links go one way (push-sum), a worker has a weight beside its model, and cuts the weight into
-shares: the others add up weight * model, and the model is that sum, divided by the sum of the
-weights. A step moves weight * model by what the rule says, so that every worker counts alike,
-however many hear it.
+Where links go one way (push-sum), a worker has a weight beside its model, and what adds up is
+weight * model. A step moves that by what the rule says, so that every worker counts alike.
 """
 
 from __future__ import annotations
@@ -50,8 +44,6 @@ class OfferMade(NamedTuple):
 
 
 class Synchronous:
-    """One worker's part in the legs of a run."""
-
     def __init__(
         self, queue: ComputeQueue, link: int, finished: Callable[[], None], timing: TimingSettings = DEFAULT
     ) -> None:
@@ -75,19 +67,14 @@ class Synchronous:
 
     @property
     def due(self) -> int:
-        return self._ask_at if self._waiting and not self._has_all() else NEVER
+        return self._ask_at if self.lacking() else NEVER
 
     @property
     def is_over(self) -> bool:
         return self.round >= self._rounds
 
-    def _has_all(self) -> bool:
-        number = self.round
-        return all((number, name) in self._offers for name in self._hears) and all(
-            self._reached[name] >= number for name in self._tells
-        )
-
     def lacking(self) -> list[str]:
+        """The neighbours that this worker waits for."""
         if not self._waiting:
             return []
         behind = [name for name in self._tells if self._reached[name] < self.round]
@@ -127,7 +114,7 @@ class Synchronous:
                 yield from queue.gradient(self._slots[self.round])
             self._since, self._wait = queue.now, self._timing.resend_first + 2 * self._link
             self._ask_at, self._waiting = self._since + self._wait, True
-            while not self._has_all():
+            while self.lacking():
                 yield None
             self._waiting, self._settling = False, True
             queue.waited(self._since, self._link)
@@ -144,7 +131,6 @@ class Synchronous:
         self._finished()
 
     def _start(self, weights: Floats) -> None:
-        """Send the weights to all who hear them."""
         self._said[self.round] = OfferMade(weights, self.weight, self._own * self.weight)
         self._said.pop(self.round - 2, None)
         for name in self._tells:
@@ -224,8 +210,6 @@ class Synchronous:
         for name in lacking:
             self._queue.send(name, g.Reached(self.leg, self.round, name in self._hears))
 
-    # ------------------------------------------------------------ odds and ends
-
     def _offer(self, name: str, number: int) -> None:
         said = self._said[number]
         weight = self._tells[name] * said.weight if self._push_sum else 1.0
@@ -236,7 +220,6 @@ class Synchronous:
             self._reached[name] = max(number, self._reached[name])
 
     def _leave(self, name: str) -> None:
-        """This worker takes over the weight of a lost neighbour."""
         heard, told = self._hears.pop(name, 0.0), self._tells.pop(name, 0.0)
         self._own += told if self._push_sum else heard
         self._reached.pop(name, None)

@@ -5,21 +5,14 @@
     graph.mixing()                                         the matrix W: row i has the weights of i
     graph.gap, graph.rounds()                              1 - |second eigenvalue|; rounds to agree
 
-Links that go both ways have Metropolis weights, 1 / (1 + the larger of both degrees), so that W is
-symmetric and each row and column has the sum 1: the mean of all models stays what it is. Where
-links go one way only, a node with d listeners cuts what it has into 1 + d equal shares (push-sum):
-the columns have the sum 1, and nothing gets lost.
+Links that go both ways have Metropolis weights, 1 / (1 + the larger of both degrees), so that each
+row and column of W has the sum 1: the mean of all models stays what it is. Where links go one way
+only, a node with d listeners cuts what it has into 1 + d equal shares (push-sum).
 
 Links that go both ways stand once, the lower node first; one-way links as from -> to. A file has a
-link in each line:
-
-    # a comment
-    0 1         these two hear each other
-    1 -> 2      2 hears 1, and not the other way round
-
-As soon as one link goes one way only, the graph is directed, and a link that goes both ways is two.
-Whether a graph holds together is read off its links, never off an eigenvalue that is nearly 1. A
-node that is gone keeps its place, and has no links. Chance comes from the seed.
+link in each line, "0 1" or, one way only, "0 -> 1": then the graph is directed, and a link that
+goes both ways is two. Whether a graph holds together is read off its links, never off an eigenvalue
+that is nearly 1. A node that is gone keeps its place, and has no links.
 """
 
 from __future__ import annotations
@@ -28,9 +21,10 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from random import Random
 
@@ -109,15 +103,15 @@ class Graph:
 
     @cached_property
     def parts(self) -> list[list[int]]:
-        """The strongly connected components of the living nodes, largest first (Kosaraju)."""
-        order: list[int] = []
-        seen = set(self.gone)
-        for start in self.living:
-            order += _search(start, self.tells, seen)
-        found, seen = [], set(self.gone)
-        for start in reversed(order):
-            if part := _search(start, self.hears, seen):
-                found.append(sorted(part))
+        """The strongly connected components of the living nodes, largest first."""
+        found, left = [], dict.fromkeys(self.living)
+        while left:
+            start = next(iter(left))
+            # A way there and back leads only by nodes from which there is a way back.
+            part = sorted(_reach(start, self.tells, _reach(start, self.hears, left)))
+            found.append(part)
+            for node in part:
+                del left[node]
         return sorted(found, key=lambda part: (-len(part), part))
 
     def words(self) -> str:
@@ -196,23 +190,13 @@ class Graph:
         )
 
 
-def _search(start: int, neighbours: list[list[int]], seen: set[int]) -> list[int]:
-    """Nodes that can be reached and were not seen, in the order in which the search leaves them."""
-    if start in seen:
-        return []
-    seen.add(start)
-    order, path = [], [(start, iter(neighbours[start]))]
-    while path:
-        node, ahead = path[-1]
-        for other in ahead:
-            if other not in seen:
-                seen.add(other)
-                path.append((other, iter(neighbours[other])))
-                break
-        else:
-            order.append(node)
-            path.pop()
-    return order
+def _reach(start: int, neighbours: list[list[int]], among: Container[int]) -> set[int]:
+    seen, ahead = {start}, [start]
+    while ahead:
+        new = [node for node in neighbours[ahead.pop()] if node not in seen and node in among]
+        seen.update(new)
+        ahead += new
+    return seen
 
 
 def keep_links(graph: Graph, folder: Path | None) -> None:
@@ -225,14 +209,6 @@ def keep_links(graph: Graph, folder: Path | None) -> None:
 # ---------------------------------------------------------------- links
 
 
-def ring(nodes: int) -> Links:
-    return _hops(nodes, [1])
-
-
-def one_way(nodes: int) -> Links:
-    return [(i, (i + 1) % nodes) for i in range(nodes)] if nodes > 1 else []
-
-
 def torus(nodes: int) -> Links:
     """A grid, as square as possible, whose rows and columns are rings."""
     _, columns = sides(nodes)
@@ -241,26 +217,14 @@ def torus(nodes: int) -> Links:
     return both_ways(right + down)
 
 
-def star(nodes: int) -> Links:
-    return [(0, i) for i in range(1, nodes)]
-
-
-def complete(nodes: int) -> Links:
-    return [(i, j) for i in range(nodes) for j in range(i + 1, nodes)]
-
-
-def exponential(nodes: int) -> Links:
-    """Every node is linked to those 1, 2, 4, ... further: few links, short paths."""
-    return _hops(nodes, [1 << k for k in range(max(nodes - 1, 0).bit_length())])
-
-
 SHAPES: dict[str, Callable[[int], Links]] = {
-    "ring": ring,
-    "one-way": one_way,
+    "ring": lambda nodes: _hops(nodes, [1]),
+    "one-way": lambda nodes: [(i, (i + 1) % nodes) for i in range(nodes)] if nodes > 1 else [],
     "torus": torus,
-    "star": star,
-    "complete": complete,
-    "exponential": exponential,
+    "star": lambda nodes: [(0, i) for i in range(1, nodes)],
+    "complete": lambda nodes: list(combinations(range(nodes), 2)),
+    # Every node is linked to those 1, 2, 4, ... further: few links, short paths.
+    "exponential": lambda nodes: _hops(nodes, [1 << k for k in range(max(nodes - 1, 0).bit_length())]),
 }
 
 
@@ -289,10 +253,10 @@ def random_regular(nodes: int, degree: int, chance: Random, holds: Callable[[Lin
     if degree == 2 and nodes > 2:  # a connected one is a ring, in any order
         places = list(range(nodes))
         chance.shuffle(places)
-        return both_ways([(places[i], places[j]) for i, j in ring(nodes)])
+        return both_ways([(places[i], places[j]) for i, j in _hops(nodes, [1])])
     if 2 * degree >= nodes:  # it holds together: draw the fewer missing links
         apart = dict.fromkeys(_stirred(_circle(nodes, nodes - 1 - degree), chance))
-        return [link for link in complete(nodes) if link not in apart]
+        return [link for link in combinations(range(nodes), 2) if link not in apart]
     links = _circle(nodes, degree)
     for _ in range(TRIES):
         links = _stirred(links, chance)

@@ -1,17 +1,13 @@
 """A gossip worker: works through leg after leg, and rests while models are evaluated.
 
     worker      a progress report of leg 0, until the first leg comes: so that home can reach it
-    home        Leg: these slots, among these neighbours
+    home        Leg: these slots, among these neighbours; legs are counted from 1
     workers     take means with each other, in rounds (``synchronous``) or pairs (``pairwise``)
     worker      progress reports, now and then;  LegDone: this is my model, until home has it
     home        LegReceived, and the next Leg, or that the run is over
 
 A message that is lost is repeated by the side that needs the answer; one that comes twice or late
-changes nothing. If the network is emulated to be slower, messages of neighbours are handled
-``link`` nanoseconds after they came. An error in a computation goes to home with LegDone, and the
-worker stops computing. Legs are counted from 1.
-
-Time and random numbers come from outside: this node runs in the simulator as in a process.
+changes nothing. Time and random numbers come from outside, as the simulator needs it.
 """
 
 from __future__ import annotations
@@ -23,6 +19,7 @@ from typing import Literal
 
 from shoal import limits
 from shoal.emulation import Slowdown
+from shoal.nodes.time_accounting import IDLE
 from shoal.strategies.gossip.compute_queue import NEVER, ComputeQueue
 from shoal.strategies.gossip.model import Floats, GossipModel, from_frames, to_frames
 from shoal.strategies.gossip.pairwise import Pairwise
@@ -36,8 +33,6 @@ _LINKED = (g.Offer, g.Reached, g.Meet, g.MeetReply)  # between neighbours
 
 
 class GossipWorker:
-    """One worker, without its loop."""
-
     def __init__(
         self,
         name: str,
@@ -143,7 +138,7 @@ class GossipWorker:
             return
         self._received_by_home, self._slab, self.rests, self._rest_at = True, None, False, NEVER
         self.queue.rows, self.queue.loss = 0, 0.0
-        self.queue.idled()
+        self.queue.spent.did(IDLE)
         self._gone = {name: number for name, number in self._gone.items() if number >= leg.number}
         self._connect({one.name: one.address for one in (*leg.hears, *leg.tells)})
         self._along_at = self.queue.now + self._timing.heartbeat

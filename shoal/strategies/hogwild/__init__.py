@@ -12,13 +12,15 @@ Workers share the slots of an epoch, and each slot is computed once. A module kn
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from shoal.errors import Invalid
 from shoal.strategy import Strategy, register
 
+if TYPE_CHECKING:
+    from shoal.data.batch import Ids
+
 PUBLIC = (
-    "desk",
     "kernels",
     "loop",
 )  # for other packages; the other modules are private
@@ -42,3 +44,22 @@ class Hogwild(Strategy, frozen=True, tag="hogwild", kw_only=True):
         for name, least, most in (("hot", 1, 1 << 20), ("merge", 1, 1 << 20), ("canary", 0, 1 << 30)):
             if not least <= getattr(self, name) <= most:
                 raise Invalid(f"strategy.{name}={getattr(self, name)}: needs {least} to {most:,}")
+
+
+# The desk is an int64 array by which workers share slots and count. Its lines are cache lines: two
+# cells on one line would be as slow as one cell for two workers.
+LINE = 8  # int64 in a cache line
+CURSOR, LIMIT, STOP, LOCK, CANARY = range(5)  # lines of the desk
+CELLS = 8  # from this line on, one for each worker
+# In a worker's line: slots and rows done, what it added to the canary, updates since.
+SLOTS, ROWS, BEATS, TURNS = range(4)
+
+
+def desk(workers: int) -> tuple[int, int]:
+    return CELLS + workers, LINE
+
+
+def lost(shared: Ids) -> tuple[int, int]:
+    """Of the updates of the canary, how many were made and how many of them are not in it."""
+    made = int(shared[CELLS:, BEATS].sum())
+    return made, made - int(shared[CANARY, 0])

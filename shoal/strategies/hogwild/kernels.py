@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 
 from shoal.jit import compiled
 from shoal.models.kernels import FOUR, ONE, THREE, TWO, columns_in, doubles_out, floats_in, indptr_in, value_at
-from shoal.strategies.hogwild.desk import BEATS, CANARY, CELLS, CURSOR, LIMIT, LINE, LOCK, ROWS, SLOTS, STOP, TURNS
+from shoal.strategies.hogwild import BEATS, CANARY, CELLS, CURSOR, LIMIT, LINE, LOCK, ROWS, SLOTS, STOP, TURNS
 
 SPINS = 64  # looks at a lock before the core is offered to others
 

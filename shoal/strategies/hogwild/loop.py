@@ -12,21 +12,17 @@ The workers share these arrays, zeros at first, in memory of one process or of s
                                     seconds (the caller's)
     tally   int8 for each slot of the round: 1 once it is counted
 
-A round is ``order``: the i-th number taken from the cursor is slot order[i]. A worker stops when
-``limit`` numbers are taken, when stop is not 0, or when it has done ``most`` slots. The limit is 0
-at first: set it last. A loss is each row's before its own step. Only ``locked`` waits, for a lock
-that holds 1 + the number of its worker; if that one has died, others ``free`` the lock.
+A round is ``order``: the i-th number taken from the cursor is slot order[i]. The limit is 0 at
+first: set it last. A loss is each row's before its own step. Only ``locked`` waits, for a lock that
+holds 1 + the number of its worker; if that one has died, others ``free`` the lock.
 
-``hot_cold`` adds up what several workers learned apart, which is right for the rules in ADDITIVE.
-Others keep means or shrink weights, so it refuses them. The bias moves half way
-(``kernels.merge``): added up, plain SGD diverges with two workers. What a worker learned on hot
-keys since the last merge, at most ``merge`` rows, is lost with it.
+``hot_cold`` adds up what several workers learned apart, which is right for the rules in ADDITIVE;
+others keep means or shrink weights. What a worker learned on hot keys since the last merge is lost
+with it.
 
 The loops are texts into which ``codegen`` inlines an update rule. No row of the slab is locked. Its
-floats are aligned and 32 bits wide, so no value is torn; but what two workers do to a key at once
-may be lost, or leave the state of one beside the weight of the other. The canary is a cell that
-every worker adds 1 to as if it were a key. Each worker also counts for itself, so what the cell
-lacks in the end is what was lost.
+floats are not torn; but what two workers do to a key at once may be lost. The canary is a cell that
+every worker adds 1 to as if it were a key: what it lacks in the end is what was lost.
 """
 
 from __future__ import annotations
@@ -43,8 +39,7 @@ from shoal.errors import Invalid
 from shoal.models.linear import NONE, Linear
 from shoal.store.table import codegen
 from shoal.store.table.update import UpdateRule, rule_named
-from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.hogwild.desk import CELLS, LINE, LOCK
+from shoal.strategies.hogwild import CELLS, LINE, LOCK, Hogwild
 from shoal.tables import Update
 from shoal.training.one_core import SLOT, check_slots, checked_counts, hashes, key_lists, slots_in
 
@@ -286,8 +281,6 @@ def free(shared: Ids, worker: int) -> bool:
 
 
 class HogwildLoop:
-    """The loop of one variant, for one set of rows."""
-
     def __init__(
         self,
         model: Linear,

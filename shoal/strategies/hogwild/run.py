@@ -4,11 +4,9 @@ It works in rounds. A round is the slots up to the next evaluation, all of one e
 writes them to the desk, tells all workers to go, and counts what they mark in the tally until every
 worker has said DONE. So no worker writes while the model is evaluated.
 
-A worker that died has not marked the slot it had: when the others are done, that slot is computed
-again. The rows of it that it had learned from count twice in the model; the slot is counted once. A
-worker that is stopped (SIGSTOP) and holds up the others is killed after a while, since what it
-would write later could not be told from newer slots. One that is only slow is waited for, with a
-warning.
+A worker that died has not marked the slot it had: it is computed again, and counted once. One that
+is stopped (SIGSTOP) and holds up the others is killed after a while, since what it would write
+later could not be told from newer slots.
 """
 
 from __future__ import annotations
@@ -25,11 +23,9 @@ from shoal.job import Job
 from shoal.launch.worker_pool import LOOK, PoolRun, name_of
 from shoal.launch.worker_process import number_of
 from shoal.models.linear import Floats, Linear
-from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.hogwild.desk import CURSOR, LIMIT, STOP, lost
-from shoal.strategies.hogwild.loop import HogwildLoop, free
-from shoal.strategies.hogwild.processes import HogwildWorkers, Report, enough_files, make_shared
-from shoal.strategies.hogwild.worker import BUSY, DONE, ENDED, GO, LEAVE, LOSS, READY, Compute, linear_compute
+from shoal.strategies.hogwild import CURSOR, LIMIT, STOP, Hogwild, lost
+from shoal.strategies.hogwild.loop import free
+from shoal.strategies.hogwild.worker import BUSY, DONE, GO, LEAVE, READY, HogwildWorkers, enough_files, make_shared
 from shoal.training.local_checkpoint import Snapshot, is_finite
 from shoal.training.run import RunStart
 
@@ -49,14 +45,11 @@ class HogwildRun(PoolRun):
         super().__init__(start)
         self._slots = self.tracker.slots
         # The epoch and its slots that are not done; one tuple, so that it changes at once.
-        self._place = (-1, np.zeros(self._slots.per_pass, np.bool_))
+        self._place = (-1, np.empty(0, np.int64))
         if self.resume is not None:
             self.resume.check_left(self._slots.per_pass)
-            of_pass, left = self.resume.position
-            self._place = (of_pass, self._place[1])
-            self._place[1][left - of_pass * self._slots.per_pass] = True
+            self._place = self.resume.position
         self._order = self._slots.contents(max(0, self._place[0]))  # of the slots in this epoch
-        self._loop: HogwildLoop | None = None  # of threads
         self._lost_before = [self.tracker.counts[name] for name in _CANARY]
         # Workers, by number: starting, then present; busy from GO to DONE.
         self._starting, self._present, self._busy = set[int](), set[int](), set[int]()
@@ -66,20 +59,19 @@ class HogwildRun(PoolRun):
         self._counted_to = 0.0  # when time was counted last
         self._sums = np.zeros(2)  # counted so far: losses, and seconds that workers were busy
         self._idle = 0.0  # seconds that they were not, and that are not reported yet
-        self._unread: deque[Report] = deque()
+        self._unread = deque[tuple[int, int, str]]()  # reports
 
     def __enter__(self) -> HogwildRun:
         job, seats = self.job, max(self.job.workers + _SPARE, 2 * self.job.workers)
         with enough_files("the run"), contextlib.ExitStack() as on_error:
-            self._memory, self._loop = make_shared(job, self.dataset, self.learner, self._slots.per_pass, seats)
+            self._memory, loop = make_shared(job, self.dataset, self.learner, self._slots.per_pass, seats)
             on_error.callback(self._memory.close)
             if self.resume is not None:
                 self.resume.check_shape(self._memory["slab"].shape)
                 self._memory["slab"][...] = self.resume.slab
                 self.resume = None  # it is as large as the model
-            compute = self._compute if job.launch.how == "threads" else None
             rows = str(self.dataset.train.folder)
-            self._workers = HogwildWorkers(job, rows, self.module, self._memory, seats, compute)
+            self._workers = HogwildWorkers(job, rows, self.module, self._memory, seats, loop)
             self.pool = self._workers.pool
             on_error.callback(self.close)
             self.learner.settle()
@@ -96,13 +88,8 @@ class HogwildRun(PoolRun):
         try:
             self._workers.close()
         finally:
-            self._loop = None
             self._memory.close()
             super().close()
-
-    def _compute(self, seat: int) -> Compute:
-        assert self._loop is not None
-        return linear_compute(self._loop, self._memory, seat)
 
     @property
     def workers(self) -> list[str]:
@@ -123,10 +110,11 @@ class HogwildRun(PoolRun):
     def _round(self) -> None:
         tracker, desk = self.tracker, self._memory["desk"]
         if not len(self._numbers):
-            if not self._place[1].any():
-                self._place = (self._place[0] + 1, np.ones(self._slots.per_pass, np.bool_))
-                self._order = self._slots.contents(self._place[0])
-            self._deal(np.flatnonzero(self._place[1])[: tracker.room()])
+            if not len(self._place[1]):
+                of_pass = self._place[0] + 1
+                self._place = (of_pass, of_pass * self._slots.per_pass + np.arange(self._slots.per_pass))
+                self._order = self._slots.contents(of_pass)
+            self._deal(self._place[1][: tracker.room()] % self._slots.per_pass)
         while self._busy or (self._starting and not self._present):
             self._attend()
         untouched = max(0, len(self._numbers) - int(desk[CURSOR, 0]))
@@ -168,7 +156,9 @@ class HogwildRun(PoolRun):
 
     def _close_round(self) -> int:
         """Count the marked slots as done; returns how many are not."""
-        self._place[1][self._numbers[self._marked]] = False
+        of_pass, left = self._place
+        done = of_pass * self._slots.per_pass + self._numbers[self._marked]
+        self._place = (of_pass, np.setdiff1d(left, done, assume_unique=True))
         missing = len(self._numbers) - int(self._marked.sum())
         self._numbers, self._marked = self._numbers[:0], self._marked[:0]
         return missing
@@ -201,9 +191,7 @@ class HogwildRun(PoolRun):
         self._count_lost()
         if not self.tracker.done:
             return None
-        of_pass, is_left = self._place
-        left = of_pass * self._slots.per_pass + np.flatnonzero(is_left)
-        return self._memory["slab"], of_pass, left, self.tracker.state(), self.tracker.steps
+        return self._memory["slab"], *self._place, self.tracker.state(), self.tracker.steps
 
     # ------------------------------------------------------------ what workers report
 
@@ -241,7 +229,7 @@ class HogwildRun(PoolRun):
                 self._go(number)
         elif what == DONE:
             self._busy.discard(number)
-        elif what == ENDED:
+        else:
             self._end(number, why)
         self.tracker.workers = len(self._present)
 
@@ -261,14 +249,13 @@ class HogwildRun(PoolRun):
         self._lose(name_of(number), why, slots)
 
     def _count(self) -> int:
-        """Count the newly marked slots of the tally; returns their number."""
         if not len(self._numbers):
             return 0
         now = time.perf_counter()
         fresh = (self._memory["tally"][: len(self._numbers)] != 0) & ~self._marked
         self._marked |= fresh
         slots, rows = int(fresh.sum()), self._slots.rows_in(self._contents[fresh])
-        sums = self._memory["sums"][:, [LOSS, BUSY]].sum(axis=0)
+        sums = self._memory["sums"][:, : BUSY + 1].sum(axis=0)
         loss, busy = sums - self._sums
         took, self._counted_to, self._sums = now - self._counted_to, now, sums
         self._idle += len(self._present) * took - busy  # may be below 0 for now

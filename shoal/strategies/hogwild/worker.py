@@ -1,49 +1,53 @@
-"""One worker of a Hogwild run, in a process or a thread of its own.
+"""The workers of a Hogwild run, each a process or a thread, and the memory that they share.
 
+A worker has a number (worker-3) and a seat (its lines of the desk, free again when it has ended).
 It waits for a command, takes slots off the cursor that all share until none is left, reports that
 it is done, and waits again:
 
     commands    a pipe of its own: GO (there is a round), LEAVE (finish your slot, and leave)
     reports     a pipe that all write to: READY, DONE, LEAVING (as asked), with the worker's number
 
-The other end of both is the process that tracks the run (``run``), which computes nothing.
+The other end of both is the process that tracks the run (``run``), which computes nothing. It
+writes the ends of workers to the same pipe: all is read in the order in which it happened.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import select
 import signal
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from shoal.data.datasets import Dataset
 from shoal.data.packed import sparse
 from shoal.data.slots import Slots
-from shoal.emulation import Slowdown
-from shoal.errors import Invalid
+from shoal.errors import Invalid, StartFailed
 from shoal.job import Job
 from shoal.launch.shared_memory import SharedLayout, SharedMemory, open_of
-from shoal.launch.worker_pool import PoolWorkerSpec
+from shoal.launch.worker_pool import BY_ITSELF, PoolWorkerSpec, WorkerPool, name_of
 from shoal.launch.worker_process import number_of
-from shoal.models.learner import Data, learner_of
+from shoal.models.learner import Data, Learner, learner_of
 from shoal.models.linear import Linear
 from shoal.nodes.batches import DenseBatches
 from shoal.store.table.codegen import dense_kernels
 from shoal.store.table.update import rule_named
-from shoal.strategies.hogwild import Hogwild
-from shoal.strategies.hogwild.desk import BEATS, CANARY, CELLS, CURSOR, LIMIT, LINE, ROWS, SLOTS, STOP
+from shoal.strategies.hogwild import BEATS, CANARY, CELLS, CURSOR, LIMIT, LINE, ROWS, SLOTS, STOP, Hogwild, desk
 from shoal.strategies.hogwild.loop import HogwildLoop, loops
 
 if TYPE_CHECKING:
     from shoal.launch.process_main import Process, ProcessOrders
 
+MAIN = "shoal.strategies.hogwild.worker"
 GO, LEAVE = b"g", b"l"
 READY, DONE, ENDED, LEAVING = range(4)
 REPORT = struct.Struct("<IB")  # worker and what it reports, in one write, so that none is torn
@@ -132,38 +136,184 @@ def loop_of(job: Job, data: Data, plan: dict[str, Any] | None = None) -> Hogwild
     )  # fmt: skip
 
 
-class HogwildWorker:
-    def __init__(self, number: int, commands: int, reports: int, pace: Slowdown | None) -> None:
-        self._number, self._commands, self._reports, self._pace = number, commands, reports, pace
-        self._poll = select.poll()
-        self._poll.register(commands, select.POLLIN)
-        self._most = 1  # slots between two looks
-
-    def report(self, what: int) -> None:
-        os.write(self._reports, REPORT.pack(self._number, what))
-
-    def work(self, compute: Compute, memory: SharedMemory, seat: int) -> None:
-        cell, sums = memory["desk"][CELLS + seat], memory["sums"][seat]
-        self.report(READY)
-        while os.read(self._commands, 1) == GO:
-            self._round(compute, cell, sums)
-            self.report(DONE)
-        self.report(LEAVING)
-
-    def _round(self, compute: Compute, cell: Any, sums: Any) -> None:
-        while not self._poll.poll(0):  # the only command in the middle of a round is LEAVE
-            most, began, rows = self._most, time.perf_counter(), int(cell[ROWS])
+def work(compute: Compute, memory: SharedMemory, seat: int, job: Job, number: int, commands: int, reports: int) -> None:
+    """Be worker ``number`` until LEAVE comes, at once or in the middle of a round."""
+    pace, cell, sums = job.emulate.pace(number, job.seed), memory["desk"][CELLS + seat], memory["sums"][seat]
+    poll, most = select.poll(), 1  # slots between two looks
+    poll.register(commands, select.POLLIN)
+    os.write(reports, REPORT.pack(number, READY))
+    while os.read(commands, 1) == GO:
+        while not poll.poll(0):
+            began, rows = time.perf_counter(), int(cell[ROWS])
             done = compute(most)
             took = time.perf_counter() - began
-            if self._pace is not None and done:
-                held = self._pace.extra(int(cell[ROWS]) - rows, took)
+            if pace is not None and done:
+                held = pace.extra(int(cell[ROWS]) - rows, took)
                 threading.Event().wait(held)
                 took += held
             sums[BUSY] += took
             if done < most:
-                return
-            if self._pace is None:
-                self._most = max(1, min(2 * most, int(most * _AT_ONCE / max(took, 1e-9))))
+                break
+            if pace is None:
+                most = max(1, min(2 * most, int(most * _AT_ONCE / max(took, 1e-9))))
+        os.write(reports, REPORT.pack(number, DONE))
+    os.write(reports, REPORT.pack(number, LEAVING))
+
+
+Report = tuple[int, int, str]  # worker; READY, DONE or ENDED; why it ended, "" if it was asked to
+
+
+class HogwildWorkers:
+    def __init__(
+        self, job: Job, rows: str, module: str, memory: SharedMemory, seats: int, loop: HogwildLoop | None
+    ) -> None:
+        """``loop``: what threads run; None: they are processes."""
+        self._job, self._rows, self._module, self._memory, self._loop = job, rows, module, memory, loop
+        self.pool = WorkerPool(job, MAIN, self._ended)
+        self._lock = threading.Lock()
+        self._numbers = 0
+        self._free = list(range(seats))
+        self._living: dict[int, tuple[int, tuple[int, int]]] = {}  # seat, and both ends of a pipe
+        self._why: dict[int, str] = {}  # it ended
+        self._leaving: set[int] = set()  # they leave on request
+        self._inbox, self._reports = os.pipe()
+        os.set_blocking(self._inbox, False)
+        self._poll = select.poll()
+        self._poll.register(self._inbox, select.POLLIN)
+
+    @property
+    def numbers(self) -> list[int]:
+        with self._lock:
+            return list(self._living)
+
+    def add(self, known: Callable[[int], None]) -> str:
+        """Start one more. ``known`` gets its number before it can report. Thread-safe."""
+        with self._lock:
+            if not self._free:
+                raise Invalid(f"all {len(self._living)} seats are taken: end one, or begin with more workers")
+            with enough_files(name_of(self._numbers)):
+                pipe = os.pipe()
+            number, self._numbers = self._numbers, self._numbers + 1
+            seat = self._free.pop(0)
+            self._living[number] = seat, pipe
+        known(number)
+        name = name_of(number)
+        if self._loop is not None:
+            compute, memory = linear_compute(self._loop, self._memory, seat), self._memory
+            self.pool.run_thread(name, partial(work, compute, memory, seat, self._job, number, pipe[0], self._reports))
+            return name
+        spec = HogwildSpec(
+            job=self._job.toml(), rows=self._rows, module=self._module, place=self._memory.place, seat=seat,
+            commands=pipe, reports=self._reports,
+        )  # fmt: skip
+        try:
+            self.pool.fork(name, spec)
+            self.pool.wait_until_running([name])
+        except BaseException as error:
+            self._ended(name, str(error))
+            raise
+        return name
+
+    def send(self, number: int, command: bytes) -> None:
+        with self._lock:
+            if number in self._living:
+                os.write(self._living[number][1][1], command)
+
+    def receive(self, seconds: float) -> list[Report]:
+        if not self._poll.poll(1000 * seconds):
+            return []
+        found = []
+        for number, what in REPORT.iter_unpack(os.read(self._inbox, REPORT.size * 4_096)):
+            if what == LEAVING:
+                self._leaving.add(number)
+                continue
+            why = ""
+            if what == ENDED:
+                why = self._why.get(number, "") or ("" if number in self._leaving else BY_ITSELF)
+            found.append((number, what, why))
+        return found
+
+    def let_go(self, number: int) -> int:
+        """It has ended: close its pipe, and free its seat, which is returned."""
+        with self._lock:
+            seat, pipe = self._living.pop(number)
+            for descriptor in pipe:
+                os.close(descriptor)
+            self._free.append(seat)
+        return seat
+
+    def close(self) -> None:
+        if self.pool.closed:
+            return
+        if not self.pool.has_processes:
+            for number in self.numbers:
+                self.send(number, LEAVE)
+        try:
+            self.pool.close()
+        finally:
+            for number in self.numbers:
+                self.let_go(number)
+            os.close(self._inbox)
+            os.close(self._reports)
+            self._loop = None  # it is as large as the rows
+
+    def _ended(self, name: str, why: str) -> None:
+        number = number_of(name)
+        self._why[number] = why
+        if not self.pool.closed:
+            os.write(self._reports, REPORT.pack(number, ENDED))
+
+
+@contextlib.contextmanager
+def enough_files(who: str) -> Iterator[None]:
+    """Say what to do if there are no file descriptors left."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise StartFailed(
+            f"{who} cannot start: too many files are open, and each worker takes two: raise the limit "
+            f"(ulimit -n 4096), or take fewer workers"
+        ) from None
+
+
+def make_shared(
+    job: Job, dataset: Dataset, learner: Learner, slots: int, seats: int
+) -> tuple[SharedMemory, HogwildLoop | None]:
+    """The shared memory, with the initial weights, for rounds of at most ``slots`` slots.
+
+    slab        of a linear model a row for each key: its weight, and the state of the update rule;
+                of a module one row: all weights, then the state of the rule for each
+    desk, sums, tally, order        as ``loop`` has them
+    pass, numbers                   which slots these are, for the random numbers of a module
+    plan ...                        what is the same in every epoch, made once
+
+    For threads the loop that they run comes with it.
+    """
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {
+        "desk": (desk(seats), "int64"),
+        "sums": ((seats, LINE), "float64"),
+        "tally": ((slots,), "int8"),
+        "order": ((slots,), "int64"),
+        "numbers": ((slots,), "int64"),
+        "pass": ((1,), "int64"),
+    }
+    if not isinstance(job.model, Linear):
+        count, state = learner.keys * learner.width, rule_named(job.update.update().name).state
+        memory = SharedMemory.make({"slab": ((1, count * (1 + state)), "float32"), **shapes})
+        start = learner.start()
+        assert start is not None
+        memory["slab"][0, :count] = start[0].reshape(-1)
+        return memory, None
+    hogwild, plan = loop_of(job, dataset.train), {}
+    if job.launch.how != "threads":
+        plan = {PLAN + name: one for name, one in hogwild.plan.items()}
+    of_plan = {name: (one.shape, one.dtype.str) for name, one in plan.items()}
+    memory = SharedMemory.make({"slab": (hogwild.shape, "float32"), **shapes, **of_plan})
+    for name, one in plan.items():
+        memory[name][...] = one
+    return memory, hogwild if job.launch.how == "threads" else None
 
 
 def prefork(work: dict[str, Any]) -> None:
@@ -193,4 +343,4 @@ def main(orders: ProcessOrders, process: Process) -> None:
         compute = linear_compute(loop_of(job, data, plan), memory, spec.seat)
     else:
         compute = ModuleCompute(job, data, memory, spec.seat, number, spec.module)
-    HogwildWorker(number, commands, reports, job.emulate.pace(number, job.seed)).work(compute, memory, spec.seat)
+    work(compute, memory, spec.seat, job, number, commands, reports)

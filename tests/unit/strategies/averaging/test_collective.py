@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ def together(calls: list[tuple[StoreCollective, Any]]) -> list[Any]:
 class Torn:
     """A store in which rank 1 died when one of two servers had what it pushed."""
 
+    _loop = SimpleNamespace(transport=SimpleNamespace(traffic=(0, 0)))
+
     def __init__(self) -> None:
         self.steps: list[int] = []
 
@@ -62,12 +65,14 @@ class Torn:
 
     def push_pull(self, name: str, keys: slice, rows: Any, slot: tuple[int, int]) -> Torn:
         self.steps.append(slot[1])
+        self.done = False
         self.found = rows.copy()
         if len(self.steps) == 1:
             self.found[0] *= 2  # both are in this row, rank 0 alone is in the other
         return self
 
-    def result(self, seconds: float) -> Any:
+    def result(self, seconds: float | None = None) -> Any:
+        self.done = True
         return self.found
 
 

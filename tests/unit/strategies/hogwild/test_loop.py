@@ -13,8 +13,7 @@ from shoal.data.synthetic import Texts
 from shoal.errors import Invalid
 from shoal.models.linear import Linear
 from shoal.store.table.update import SGD, AdaGrad, Adam
-from shoal.strategies.hogwild import Hogwild, kernels
-from shoal.strategies.hogwild.desk import (
+from shoal.strategies.hogwild import (
     CANARY,
     CELLS,
     CURSOR,
@@ -24,7 +23,9 @@ from shoal.strategies.hogwild.desk import (
     ROWS,
     SLOTS,
     STOP,
+    Hogwild,
     desk,
+    kernels,
     lost,
 )
 from shoal.strategies.hogwild.loop import HogwildLoop, free

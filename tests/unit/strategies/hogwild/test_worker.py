@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
 from shoal.job import Job
 from shoal.launch.shared_memory import SharedMemory
-from shoal.strategies.hogwild import desk
-from shoal.strategies.hogwild.processes import HogwildWorkers, Report
-from shoal.strategies.hogwild.worker import ENDED, LEAVE, READY
+from shoal.strategies.hogwild import LINE, desk
+from shoal.strategies.hogwild.loop import HogwildLoop
+from shoal.strategies.hogwild.worker import ENDED, LEAVE, READY, HogwildWorkers, Report
 
 
 class Nothing:
-    def run(self, most: int) -> int:
+    def run(self, *about: Any) -> int:
         return 0
 
 
 @pytest.fixture
 def workers() -> Iterator[HogwildWorkers]:
-    segment = SharedMemory.make({"desk": (desk.desk(2), "int64"), "sums": ((2, desk.LINE), "float64")})
-    found = HogwildWorkers(
-        Job.of({"data": "clicks", "strategy": "hogwild"}), "", "", segment, 2, lambda seat: Nothing()
+    none = ((1,), "int64")
+    segment = SharedMemory.make(
+        {
+            "desk": (desk(2), "int64"),
+            "sums": ((2, LINE), "float64"),
+            "slab": none,
+            "tally": none,
+            "order": none,
+        }
     )
+    of, loop = Job.of({"data": "clicks", "strategy": "hogwild"}), cast(HogwildLoop, Nothing())
+    found = HogwildWorkers(of, "", "", segment, 2, loop)
     yield found
     found.close()
     segment.close()

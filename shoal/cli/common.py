@@ -113,6 +113,11 @@ def on_interrupt(left: Callable[[], str], waits: str = "", word: str = "interrup
 command = click.command(cls=ShoalCommand)
 
 
+def option(*names: str, **settings: Any) -> Decorator:
+    """``click.option``, whose help shows the default."""
+    return click.option(*names, **{"show_default": settings.get("default", "") != "", **settings})
+
+
 def options_of(*options: Decorator) -> Decorator:
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -123,19 +128,19 @@ def options_of(*options: Decorator) -> Decorator:
 
 
 def as_json(help: str = "Print it as JSON.") -> Decorator:
-    return click.option("--json", "as_json", is_flag=True, help=help)
+    return option("--json", "as_json", is_flag=True, help=help)
 
 
 def at_least_one(name: str, help: str) -> Decorator:
-    return click.option(name, type=click.IntRange(1), help=help)
+    return option(name, type=click.IntRange(1), help=help)
 
 
 def out_folder(help: str) -> Decorator:
-    return click.option("--out", type=click.Path(file_okay=False, path_type=Path), help=help)
+    return option("--out", type=click.Path(file_okay=False, path_type=Path), help=help)
 
 
 def out_file(help: str) -> Decorator:
-    return click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help=help)
+    return option("--out", type=click.Path(dir_okay=False, path_type=Path), help=help)
 
 
 def _parse_changes(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, Any]:
@@ -148,7 +153,7 @@ def _parse_changes(ctx: click.Context, param: click.Parameter, value: tuple[str,
         raise click.BadParameter(str(error), param_hint="--set") from None
 
 
-changes = click.option(
+changes = option(
     "--set",
     "changes",
     metavar="A.B=C",
@@ -159,22 +164,22 @@ changes = click.option(
 run_or_address = click.argument("where", metavar="RUN|ADDRESS")
 # as in ``Safety.chosen``, for commands that use other machines
 asks_for_keys = options_of(
-    click.option(
+    option(
         "--keys",
         metavar="FOLDER",
         help="The folder of this host's keys (shoal key).  [default: SHOAL_KEYS or ~/.config/shoal/keys, off this machine]",
     ),
-    click.option("--insecure", is_flag=True, help="Talk to other machines without keys: anybody could do anything."),
+    option("--insecure", is_flag=True, help="Talk to other machines without keys: anybody could do anything."),
 )
 # of ``shoal train`` and ``shoal launch coordinator``; ``settings_from`` reads them
 of_a_run = options_of(
-    click.option("--model", help="logistic, hinge, squared; a network: linear, cnn, sheet, or your own, net.py:Net."),
+    option("--model", help="logistic, hinge, squared; a network: linear, cnn, sheet, or your own, net.py:Net."),
     at_least_one("--copies", "How many servers hold each segment of the model."),
-    click.option("--epochs", type=float, help="How often all rows are learned from.  [default: 5]"),
-    click.option("--seed", type=int, help="Draw the order of the rows, and made-up rows, from this seed."),
+    option("--epochs", type=float, help="How often all rows are learned from.  [default: 5]"),
+    option("--seed", type=int, help="Draw the order of the rows, and made-up rows, from this seed."),
     changes,
     out_folder("Write the run to this folder.  [default: runs/...]"),
-    click.option(
+    option(
         "--verbosity",
         type=click.IntRange(0, 3),
         help="0 prints errors only, 1 how it goes, 2 also who joins, what is saved and where time goes, 3 every event.  [default: 1]",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.common import CommandError, asks_for_keys, command, out_folder, print_json, run_or_address, say
+from shoal.cli.common import CommandError, asks_for_keys, command, option, out_folder, print_json, run_or_address, say
 from shoal.cli.launch import of_a_server, of_a_worker, take_part, taking_part
 from shoal.signals import handled
 
@@ -23,7 +23,7 @@ _WITHIN = 30.0  # seconds: the run may be restarting
 
 @command
 @run_or_address
-@click.option(
+@option(
     "--as",
     "role",
     type=click.Choice(["server", "worker"]),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import CommandError, Decorator, SuggestingGroup, as_json, print_json
+from shoal.cli.common import CommandError, Decorator, SuggestingGroup, as_json, option, print_json
 
 if TYPE_CHECKING:
     from shoal.security.keyring import OwnKey, PublicKey
@@ -22,7 +22,7 @@ def _place(ctx: click.Context, param: click.Parameter, value: str | None) -> Pat
 
 
 def _keys(*names: str) -> Decorator:
-    return click.option(
+    return option(
         *names,
         "place",
         metavar="FOLDER",
@@ -55,7 +55,7 @@ def key() -> None:
 
 @key.command("new", short_help="Make a key pair for this host.")
 @click.argument("name")
-@click.option("--role", help="coordinator, server, worker or client.  [default: what the name begins with]")
+@option("--role", help="coordinator, server, worker or client.  [default: what the name begins with]")
 @_keys("--keys", "--out")
 def new(name: str, role: str | None, place: Path) -> None:
     """Make a key pair called NAME: a secret that stays here, and a line for the others."""
@@ -82,12 +82,12 @@ def _next_after(made: OwnKey) -> None:
 
 @key.command("add", short_help="Allow a key to connect.")
 @click.argument("line", metavar="LINE|FILE")
-@click.option(
+@option(
     "--group",
     metavar="GROUP",
     help="Confine it to this group of workers; cluster: to none.  [default: as before; at first to none]",
 )
-@click.option(
+@option(
     "--until",
     metavar="TIME",
     help="When it expires: at the end of 2026-12-31, at 2026-12-31T18:00 (both UTC), after 30d or 12h, or never.  [default: as before; at first never]",

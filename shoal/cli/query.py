@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import Seconds, as_json, asks_for_keys, command, make_console, print_json, run_or_address
+from shoal.cli.common import Seconds, as_json, asks_for_keys, command, make_console, option, print_json, run_or_address
 from shoal.limits import COORDINATOR
 from shoal.signals import end_when_told
 
@@ -25,15 +25,13 @@ _LOOKS_LOST = 3  # failures in a row until the cluster counts as gone
 
 @command
 @run_or_address
-@click.option("--table", help="Show this table.  [default: weights, or the only one there is]")
-@click.option(
-    "--top", type=click.IntRange(0, 1_000), default=10, show_default=True, help="Show so many of the largest weights."
-)
-@click.option("--watch", is_flag=True, help="Look again until the run has ended.")
-@click.option("--every", type=Seconds(0.05), default=1.0, show_default=True, help="Seconds between two looks.")
-@click.option("--ask", metavar="QUESTION", help="Ask this question instead: norms, ..., or a function of your own.")
-@click.option("--set", "settings", metavar="A=B", multiple=True, help="Set a value of that question; may be repeated.")
-@click.option(
+@option("--table", help="Show this table.  [default: weights, or the only one there is]")
+@option("--top", type=click.IntRange(0, 1_000), default=10, help="Show so many of the largest weights.")
+@option("--watch", is_flag=True, help="Look again until the run has ended.")
+@option("--every", type=Seconds(0.05), default=1.0, help="Seconds between two looks.")
+@option("--ask", metavar="QUESTION", help="Ask this question instead: norms, ..., or a function of your own.")
+@option("--set", "settings", metavar="A=B", multiple=True, help="Set a value of that question; may be repeated.")
+@option(
     "--module", "modules", multiple=True, help="Import the question from here.  [default: the modules of the run's job]"
 )
 @as_json("Print it as JSON; with --watch, one line for each look.")

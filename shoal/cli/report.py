@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import command, say
+from shoal.cli.common import command, option, say
 
 if TYPE_CHECKING:
     from shoal.views.page import Section
@@ -97,16 +97,14 @@ def _target(first: Path, out: Path | None, as_markdown: bool) -> Path:
 
 @command
 @click.argument("paths", metavar="RUN|SWEEP...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
+@option(
     "--out",
     metavar="DIR|FILE",
     type=click.Path(path_type=Path),
     help="Write it here.  [default: report.html in the first folder]",
 )
-@click.option(
-    "--markdown", "as_markdown", is_flag=True, help="Write Markdown, with the pictures beside it, instead of HTML."
-)
-@click.option(
+@option("--markdown", "as_markdown", is_flag=True, help="Write Markdown, with the pictures beside it, instead of HTML.")
+@option(
     "--trace",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import CommandError
+from shoal.cli.common import CommandError, option
 from shoal.simulation import FORMER, SCENARIOS
 
 if TYPE_CHECKING:
@@ -25,17 +25,17 @@ class ScenarioChoice(click.Choice[str]):
 
 
 @click.command()
-@click.option("--of", type=ScenarioChoice(sorted(SCENARIOS)), default="store", show_default=True, help="Simulate this.")
-@click.option("--seed", type=int, help="Run this one seed.")
-@click.option("--plan", help="Run this one plan, as --shrink prints it: FaultPlan(...).")
-@click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="Run so many seeds.")
-@click.option("--first", type=int, default=0, show_default=True, help="Begin with this seed.")
-@click.option("--jobs", type=click.IntRange(1), help="Run them in so many processes.  [default: one for each core]")
-@click.option("--mutant", help="Run a broken variant of the protocol, to see it caught ('list' names them).")
-@click.option("--trace", is_flag=True, help="With --seed: print every message.")
-@click.option("--shrink", "shorter", is_flag=True, help="With --seed: look for the shortest plan that fails alike.")
-@click.option("--history", type=click.Path(dir_okay=False, path_type=Path), help="With --seed: write the history here.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@option("--of", type=ScenarioChoice(sorted(SCENARIOS)), default="store", help="Simulate this.")
+@option("--seed", type=int, help="Run this one seed.")
+@option("--plan", help="Run this one plan, as --shrink prints it: FaultPlan(...).")
+@option("--seeds", type=click.IntRange(1), default=200, help="Run so many seeds.")
+@option("--first", type=int, default=0, help="Begin with this seed.")
+@option("--jobs", type=click.IntRange(1), help="Run them in so many processes.  [default: one for each core]")
+@option("--mutant", help="Run a broken variant of the protocol, to see it caught ('list' names them).")
+@option("--trace", is_flag=True, help="With --seed: print every message.")
+@option("--shrink", "shorter", is_flag=True, help="With --seed: look for the shortest plan that fails alike.")
+@option("--history", type=click.Path(dir_okay=False, path_type=Path), help="With --seed: write the history here.")
+@option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def simulate(
     of: str,
     seed: int | None,

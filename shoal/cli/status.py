@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import as_json, asks_for_keys, command, make_console, print_json, print_record, run_or_address
+from shoal.cli.common import (
+    as_json,
+    asks_for_keys,
+    command,
+    make_console,
+    option,
+    print_json,
+    print_record,
+    run_or_address,
+)
 from shoal.cli.join import show_peers
 
 if TYPE_CHECKING:
@@ -24,16 +33,10 @@ _GONE = 10.0  # seconds without an answer: enough for a restart of the coordinat
 
 @command
 @run_or_address
-@click.option("--ring", is_flag=True, help="Draw who owns what as a ring.")
-@click.option("--segments", is_flag=True, help="Show every segment, however many there are.")
-@click.option("--watch", is_flag=True, help="Look again until the run is over, or Ctrl-C.")
-@click.option(
-    "--verbosity",
-    type=click.IntRange(1, 2),
-    default=1,
-    show_default=True,
-    help="2 also shows the numbers of the protocol.",
-)
+@option("--ring", is_flag=True, help="Draw who owns what as a ring.")
+@option("--segments", is_flag=True, help="Show every segment, however many there are.")
+@option("--watch", is_flag=True, help="Look again until the run is over, or Ctrl-C.")
+@option("--verbosity", type=click.IntRange(1, 2), default=1, help="2 also shows the numbers of the protocol.")
 @as_json()
 @asks_for_keys
 def status(

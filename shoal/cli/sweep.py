@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import as_json, command, make_console, on_interrupt, out_folder, print_json, say
+from shoal.cli.common import as_json, command, make_console, on_interrupt, option, out_folder, print_json, say
 from shoal.signals import end_when_told
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @command
 @click.argument("study", metavar="STUDY.toml", type=click.Path(dir_okay=False, path_type=Path))
 @out_folder("Write the sweep to this folder.  [default: sweeps/NAME]")
-@click.option("--dry-run", is_flag=True, help="Say which runs there are and which are left, and run nothing.")
+@option("--dry-run", is_flag=True, help="Say which runs there are and which are left, and run nothing.")
 @as_json("Print the figures as JSON.")
 def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:
     """Run every combination of settings in STUDY.toml with several seeds, and hold them

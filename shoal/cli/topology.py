@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import CommandError, as_json, at_least_one, command, out_file
+from shoal.cli.common import CommandError, as_json, at_least_one, command, option, out_file
 
 if TYPE_CHECKING:
     from shoal.strategies.gossip.topology import Graph
@@ -22,13 +22,13 @@ NAMES = ("ring", "one-way", "torus", "star", "complete", "exponential", "random"
 @command
 @click.argument("name", type=click.Choice(NAMES))
 @at_least_one("--nodes", "How many workers.  [default: 8; of a file, as many as it names]")
-@click.option(
+@option(
     "--edges",
     metavar="FILE",
     help='The file of a file graph: a line for each link, "0 1", or "0 -> 1" if it goes one way.',
 )
 @at_least_one("--degree", "How many links each node of a random graph has.  [default: 3]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Draw a random graph from this seed.")
+@option("--seed", type=int, default=0, help="Draw a random graph from this seed.")
 @out_file("Draw it here (.png, .svg, .pdf).")
 @as_json("Print it as JSON, with all weights.")
 def topology(

@@ -18,6 +18,7 @@ from shoal.cli.common import (
     new_run,
     of_a_run,
     on_interrupt,
+    option,
     say,
     settings_from,
     show_run,
@@ -39,30 +40,24 @@ if TYPE_CHECKING:
 
 @command
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
-@click.option(
+@option(
     "--strategy",
     help="sync, bounded, async; averaging, allreduce, hogwild; gossip, peer-to-peer; block-proximal; or serial.",
 )
 @at_least_one("--workers", "How many workers compute.")
 @at_least_one("--servers", "How many servers hold the model.")
-@click.option("--allow-disconnected", is_flag=True, help="Let gossip train on a graph in pieces, to see it fail.")
-@click.option("--on", help="Run nodes as processes, threads, or mpi, which starts mpirun.  [default: processes]")
-@click.option(
-    "--servers-at", metavar="RUN|ADDRESS", help="Train on the servers of another run, or of a cluster, as --group."
-)
-@click.option("--group", help="The name of this run's workers there; its tables are its own.")
-@click.option(
-    "--test", metavar="PATH", help="Judge the model on these rows.  [default: the set's own, or a share held out]"
-)
-@click.option(
+@option("--allow-disconnected", is_flag=True, help="Let gossip train on a graph in pieces, to see it fail.")
+@option("--on", help="Run nodes as processes, threads, or mpi, which starts mpirun.  [default: processes]")
+@option("--servers-at", metavar="RUN|ADDRESS", help="Train on the servers of another run, or of a cluster, as --group.")
+@option("--group", help="The name of this run's workers there; its tables are its own.")
+@option("--test", metavar="PATH", help="Judge the model on these rows.  [default: the set's own, or a share held out]")
+@option(
     "--resume",
     metavar="RUN",
     type=click.Path(file_okay=False, path_type=Path),
     help="Go on with the run in this folder, from its newest checkpoint.",
 )
-@click.option(
-    "--listen", metavar="ADDRESS", help="Listen here for nodes of other hosts (shoal join).  [default: nowhere]"
-)
+@option("--listen", metavar="ADDRESS", help="Listen here for nodes of other hosts (shoal join).  [default: nowhere]")
 @of_a_run
 @click.pass_obj
 def train(

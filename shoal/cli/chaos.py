@@ -106,17 +106,15 @@ def _check_out(out: Path | None) -> None:
     """Check that the report can be written, before the drill."""
     import tempfile
 
-    from shoal.errors import Invalid
+    from shoal.files import or_refuse
 
     if out is None:
         return
-    try:
+    with or_refuse(f"write to {out}", "choose another folder (--out)"):
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out) as file:
             file.write(b"report")
             file.flush()
-    except OSError as error:
-        raise Invalid(f"cannot write to {out}: {error.strerror}: choose another folder (--out)") from None
 
 
 def _show(report: ChaosReport, as_json: bool, out: Path | None) -> None:

@@ -207,6 +207,13 @@ def settings_from(options: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- runs
 
 
+def no_answer(who: str, where: str) -> click.ClickException:
+    """The error about a run or cluster that does not answer; ``who`` does not."""
+    why = f"{who}: it has ended, or is just being started again; look again in a moment"
+    more = "" if "://" in where else f"; if it was killed, go on with it: shoal train --resume {where}"
+    return click.ClickException(why + more)
+
+
 def new_run(job: Job, out: Path | None) -> RunFolder:
     """The folder of a run: ``out``, which may have an unfinished run, or a numbered one."""
     from shoal.run.folder import RunFolder

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.common import CommandError, asks_for_keys, command, option, out_folder, print_json, run_or_address, say
+from shoal.cli.common import (
+    CommandError,
+    asks_for_keys,
+    command,
+    no_answer,
+    option,
+    out_folder,
+    print_json,
+    run_or_address,
+    say,
+)
 from shoal.cli.launch import of_a_server, of_a_worker, take_part, taking_part
 from shoal.signals import handled
 
@@ -130,9 +140,7 @@ def _answering(where: str) -> Iterator[None]:
     try:
         yield
     except Unanswered:
-        raise click.ClickException(
-            f"nobody answers at {where}: it has ended, or is just being started again; look at the address, and try again"
-        ) from None
+        raise no_answer(f"nobody answers at {where}", where) from None
 
 
 def show_peers(where: str, as_json: bool) -> None:

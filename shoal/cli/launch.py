@@ -275,6 +275,7 @@ def _launch(command: list[str], workers: int, servers: int, copies: int) -> None
 
 
 def _write_batch_script(script: str, command: list[str], given: dict[str, int], options: Mapping[str, Any]) -> None:
+    from shoal.files import or_refuse
     from shoal.job import Job
     from shoal.launch.batch_scripts import batch_script, submit
 
@@ -300,12 +301,8 @@ def _write_batch_script(script: str, command: list[str], given: dict[str, int], 
         click.echo(text, nl=False)
         return
     shown = click.format_filename(out)
-    try:
+    with or_refuse(f"write {shown}", "take another name or place"):
         with out.open("x") as stream:
             stream.write(text)
         out.chmod(0o755)  # oarsub needs it
-    except FileExistsError:
-        raise CommandError(f"{shown} is there already: take another name") from None
-    except OSError as error:
-        raise CommandError(f"cannot write {shown} ({error.strerror}): take another place") from None
     click.echo(f"submit it: {submit(scheduler, str(out))}")

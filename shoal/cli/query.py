@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import Seconds, as_json, asks_for_keys, command, make_console, option, print_json, run_or_address
+from shoal.cli.common import (
+    Seconds,
+    as_json,
+    asks_for_keys,
+    command,
+    make_console,
+    no_answer,
+    option,
+    print_json,
+    run_or_address,
+)
 from shoal.limits import COORDINATOR
 from shoal.signals import end_when_told
 
@@ -85,10 +95,7 @@ def query(
                 f"a run of peers has no tables that could be asked; how it stands: shoal status {where}"
             ) from None
         who = f"nobody answers at {where}" if error.node == COORDINATOR else f"{error.node} does not answer"
-        why = f"{who}: it has ended, or is just being started again; look again in a moment"
-        if "://" not in where:
-            why += f"; if it was killed, go on with it: shoal train --resume {where}"
-        raise click.ClickException(why) from None
+        raise no_answer(who, where) from None
 
 
 def _given(settings: tuple[str, ...]) -> dict[str, float]:

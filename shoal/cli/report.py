@@ -78,15 +78,14 @@ def _read(paths: Sequence[Path]) -> tuple[list[RunRecord], list[Section], list[s
 def _target(first: Path, out: Path | None, as_markdown: bool) -> Path:
     """The file to write; refused before the work if that is impossible."""
     from shoal.errors import Invalid
+    from shoal.files import or_refuse
 
     name = "report.md" if as_markdown else "report.html"
     if out is None:
         return first / name
     if out.is_dir() or out.suffix.lower() not in (".html", ".htm", ".md"):
-        try:
+        with or_refuse(f"make the folder {out}", "choose another (--out)"):
             out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise Invalid(f"cannot make the folder {out}: {error.strerror}: choose another (--out)") from None
         return out / name
     if as_markdown and out.suffix.lower() != ".md":
         raise Invalid(f"{out.name} is no name of a Markdown file: end it in .md, or leave --markdown away")

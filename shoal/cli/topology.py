@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import CommandError, as_json, at_least_one, command, option, out_file
+from shoal.cli.common import as_json, at_least_one, command, option, out_file
 
 if TYPE_CHECKING:
     from shoal.strategies.gossip.topology import Graph
@@ -47,13 +47,12 @@ def topology(
     agree.
     """
     graph = _graph(name, nodes, edges, degree, seed)
-    try:
-        if out is not None:
-            from shoal.views.graph import draw
+    if out is not None:
+        from shoal.files import or_refuse
+        from shoal.views.graph import draw
 
+        with or_refuse(f"write {out}", "choose another place (--out)"):
             draw(graph.event(0.0, [str(node) for node in range(graph.nodes)]), out)
-    except OSError as error:
-        raise CommandError(f"cannot write {out}: {error.strerror}: choose another place (--out)") from None
     if as_json:
         click.echo(_as_json(facts(graph)))
     else:

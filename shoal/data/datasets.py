@@ -183,13 +183,9 @@ def load(source: DataSource, seed: int, cache: Path | None = None, progress: Pro
         sweep(folder.parent)
         if progress:
             progress(f"packing {plan.name}")
-        try:
+        move = "nothing was left there: make room, or point SHOAL_CACHE elsewhere"
+        with files.or_refuse(f"pack {plan.name} into {folder.parent}", move):
             pack(plan, folder, progress)
-        except OSError as error:
-            raise Invalid(
-                f"cannot pack {plan.name} into {folder.parent}: {error.strerror or error}; nothing was left there: "
-                f"make room, or point SHOAL_CACHE elsewhere"
-            ) from error
     return Dataset.open(folder)
 
 

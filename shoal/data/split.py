@@ -28,7 +28,7 @@ from shoal.data.datasets import Dataset
 from shoal.data.dense_file import DenseFile
 from shoal.data.export import write_text
 from shoal.errors import Invalid
-from shoal.files import replace_file
+from shoal.files import or_refuse, replace_file
 
 By = Literal["even", "shuffled", "label", "dirichlet"]
 
@@ -89,18 +89,16 @@ def split(
         counts=counts,
         notes=notes,
     )
-    try:
-        with StagingFolder(folder) as aside:
-            aside.path.chmod(0o755)
-            _write(dataset, said, owner, aside.path)
-            if draw is not None:
-                draw(said, aside.path / "split.png")
-            replace_file(aside.path / "split.json", msgspec.json.format(msgspec.json.encode(said)) + b"\n")
-            aside.settle()
-    except OSError as error:
-        raise Invalid(
-            f"cannot write {folder}: {error.strerror or error}; nothing was left there: take another folder (--out)"
-        ) from error
+    with (
+        or_refuse(f"write {folder}", "nothing was left there: take another folder (--out)"),
+        StagingFolder(folder) as aside,
+    ):
+        aside.path.chmod(0o755)
+        _write(dataset, said, owner, aside.path)
+        if draw is not None:
+            draw(said, aside.path / "split.png")
+        replace_file(aside.path / "split.json", msgspec.json.format(msgspec.json.encode(said)) + b"\n")
+        aside.settle()
     return said
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.errors import Invalid
-from shoal.files import Disk, Lock
+from shoal.files import Disk, Lock, or_refuse
 from shoal.nodes.checkpointing import BareStore
 from shoal.nodes.membership_journal import MembershipRecord, split
 from shoal.store.checkpoint import manifest as checkpoint
@@ -63,11 +63,9 @@ def hold(folder: Path, named: str) -> Lock:
     """Create and lock the folder of a store. ``named`` is the option, for error messages."""
     if (folder / "job.toml").exists():  # checked before anything is written: the run may be active
         raise Invalid(f"{folder} is the folder of a run, not of a store: choose another ({named})")
-    try:
+    with or_refuse(f"write to {folder}", f"choose another folder ({named})"):
         folder.mkdir(parents=True, exist_ok=True)
         return Lock(folder.absolute(), folder, "store")
-    except OSError as error:
-        raise Invalid(f"cannot write to {folder}: {error.strerror}: choose another folder ({named})") from None
 
 
 def saved_in(cluster: Cluster, folder: Path) -> SavedStore | None:

@@ -244,26 +244,33 @@ _SAY_WITHIN = 5.0  # seconds for a new connection to say its rank; and at the en
 _BY_SIGNAL = 128  # exit codes from here on mean a signal, which all ranks got
 
 
-class RemoteForkserver:
-    """The forkserver of another rank, with the interface of Popen."""
+class RankSeat:
+    """The connection to another rank; of its latest forkserver it has the interface of Popen."""
 
-    def __init__(self, seat: RankSeat) -> None:
+    stdin: IO[bytes] | None = None
+    stdout: IO[bytes] | None = None
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid, self.connection = pid, connection
+        self._code, self._ended, self._gone = 0, threading.Event(), False
+        threading.Thread(target=self._hear, name="shoal-rank", daemon=True).start()
+
+    def forkserver(self) -> RankSeat:
+        """Start a forkserver there; the one before has ended."""
         orders, ours = os.pipe()
         reports, theirs = os.pipe()
-        self.stdin: IO[bytes] | None = os.fdopen(ours, "wb", 0)
-        self.stdout: IO[bytes] | None = os.fdopen(reports, "rb", 0)
-        self._seat, self._ended, self._code = seat, threading.Event(), 0
+        self.stdin, self.stdout = os.fdopen(ours, "wb", 0), os.fdopen(reports, "rb", 0)
+        self._ended.clear()
         try:
-            seat.send(RankForkserver(), [orders, theirs])
+            self.send(RankForkserver(), [orders, theirs])
         except OSError:
-            self.ended(-signal.SIGKILL)
+            self._end(-signal.SIGKILL)
         finally:
             os.close(orders)
             os.close(theirs)
-
-    def ended(self, code: int) -> None:
-        self._code = code
-        self._ended.set()
+        if self._gone:  # perhaps just now
+            self._end(-signal.SIGKILL)
+        return self
 
     def poll(self) -> int | None:
         return self._code if self._ended.is_set() else None
@@ -274,41 +281,22 @@ class RemoteForkserver:
         return self._code
 
     def kill(self) -> None:
-        self._seat.hang_up()
-
-
-class RankSeat:
-    """The connection to another rank."""
-
-    def __init__(self, pid: int, connection: socket.socket) -> None:
-        self.pid = pid
-        self.connection = connection
-        self._forkserver: RemoteForkserver | None = None
-        self._gone = False
-        threading.Thread(target=self._hear, name="shoal-rank", daemon=True).start()
-
-    def forkserver(self) -> RemoteForkserver:
-        self._forkserver = away = RemoteForkserver(self)
-        if self._gone:  # perhaps just now
-            away.ended(-signal.SIGKILL)
-        return away
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def send(self, line: RankForkserver | RankRelease, descriptors: list[int] | None = None) -> None:
         socket.send_fds(self.connection, [msgspec.json.encode(line)], descriptors or [])
 
-    def hang_up(self) -> None:
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
+    def _end(self, code: int) -> None:
+        self._code = code
+        self._ended.set()
 
     def _hear(self) -> None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             while line := self.connection.recv(LINE):
-                code = msgspec.json.decode(line, type=RankClosed).code
-                if self._forkserver is not None:
-                    self._forkserver.ended(code)
+                self._end(msgspec.json.decode(line, type=RankClosed).code)
         self._gone = True
-        if self._forkserver is not None:
-            self._forkserver.ended(-signal.SIGKILL)
+        self._end(-signal.SIGKILL)
 
 
 class HeadRank:

@@ -33,7 +33,7 @@ from zmq.utils import z85
 
 from shoal import limits
 from shoal.errors import Invalid
-from shoal.files import replace_file
+from shoal.files import or_refuse, replace_file
 from shoal.security import expiry
 from shoal.wire.messages.groups import is_group
 
@@ -48,10 +48,8 @@ def alone(folder: Path) -> Iterator[None]:
 
     Raises Invalid, with the holder, after ``limits.ALONE_WITHIN``: a stopped one would never end.
     """
-    try:
+    with or_refuse(f"read {folder}", "shoal key new makes it"):
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise Invalid(f"cannot read {folder}: {error.strerror}: shoal key new makes it") from None
     try:
         _hold(handle, folder)
         yield
@@ -117,7 +115,7 @@ class PublicKey:
             return True
         group, inside, rest = node.partition("/")
         if not inside:
-            return self._is_over(node)
+            return node == self.name or node.startswith(f"{self.name}.")
         if self.group and self.group != group:
             return False
         return group == self.name or rest.startswith(f"{self.name}.")
@@ -127,9 +125,6 @@ class PublicKey:
         if not self.group:
             return f"{self.name} or {self.name}.SOMETHING, and in a group GROUP/{self.name}.SOMETHING"
         return f"{self.group}/SOMETHING" if self.group == self.name else f"{self.group}/{self.name}.SOMETHING"
-
-    def _is_over(self, name: str) -> bool:
-        return name == self.name or name.startswith(f"{self.name}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +221,8 @@ def make(folder: Path, name: str, role: str) -> OwnKey:
 
 
 def own_keys(folder: Path) -> list[OwnKey]:
-    try:
+    with or_refuse(f"read {folder}", "choose another folder for keys"):
         files = sorted(folder.glob("*.secret"))
-    except OSError as error:
-        raise Invalid(f"cannot read {folder}: {error.strerror}") from None
     if open_to_others := _open_to_others(folder):
         raise Invalid(open_to_others)
     return [_read_own(file) for file in files]
@@ -380,7 +373,7 @@ def _readable(folder: Path) -> list[PublicKey]:
 def _write(folder: Path, keys: list[PublicKey]) -> None:
     """Write the list; keys keep their lines and comments, new ones are appended."""
     path, left, lines = folder / ALLOWED, {key.public: key for key in keys}, list[str]()
-    try:
+    with or_refuse(f"write {path}", "make room, or make it writable"):
         for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
             if _is_remark(line):
                 lines.append(line)
@@ -388,19 +381,15 @@ def _write(folder: Path, keys: list[PublicKey]) -> None:
                 lines.append(key.line)
         lines += [key.line for key in left.values()]
         replace_file(path, "".join(f"{line}\n" for line in lines).encode())
-    except OSError as error:
-        raise Invalid(f"cannot write {folder / ALLOWED}: {error.strerror}") from None
 
 
 def _private_folder(folder: Path) -> None:
-    try:
+    with or_refuse(f"make {folder}", "choose another folder for keys"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = stat.S_IMODE(folder.stat().st_mode)
         others = [
             one.name for one in folder.iterdir() if one.suffix not in (".secret", ".public") and one.name != ALLOWED
         ]
-    except OSError as error:
-        raise Invalid(f"cannot make {folder}: {error.strerror}") from None
     if open_to_others := _open_to_others(folder):
         raise Invalid(open_to_others)
     if mode & 0o077:
@@ -408,7 +397,5 @@ def _private_folder(folder: Path) -> None:
             raise Invalid(
                 f"{folder} has other files in it, and others can read it (mode {mode:04o}): name a folder for keys alone"
             )
-        try:
+        with or_refuse(f"close {folder} to others (mode {mode:04o})", f"chmod 700 {folder}"):
             folder.chmod(0o700)
-        except OSError as error:
-            raise Invalid(f"{folder} is open to others (mode {mode:04o}): {error.strerror}") from None

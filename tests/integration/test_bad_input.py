@@ -663,7 +663,7 @@ def test_a_disk_too_small_for_the_packed_rows_is_told_and_nothing_is_left(tmp_pa
     environment = {**os.environ, "SHOAL_CACHE": str(own)}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
-    assert f"Error: cannot pack clicks into {own}/data: File too large; nothing was left there" in ended.stderr
+    assert f"Error: cannot pack clicks into {own}/data: File too large: nothing was left there" in ended.stderr
     assert ended.stderr.endswith("make room, or point SHOAL_CACHE elsewhere\n")
     assert list((own / "data").iterdir()) == [] and not (tmp_path / "runs").exists()
 

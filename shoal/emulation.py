@@ -73,12 +73,10 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def slows(self) -> bool:
-        """Whether the chosen workers are slower than the others."""
         return bool(self.slow) and (self.factor > 1 or self.pause > 0 or self.stall > 0)
 
     @property
     def comes_and_goes(self) -> bool:
-        """Whether workers join or leave during the run."""
         return self.arrive > 0 or self.preempt > 0 or self.task > 0
 
     def words(self) -> str:
@@ -107,8 +105,6 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Slowdown:
-    """The extra time of each computation of one worker."""
-
     def __init__(self, settings: Emulation, chosen: bool, draw: random.Random) -> None:
         self._settings, self._chosen, self._draw = settings, chosen, draw
         self._computed = 0.0

@@ -161,7 +161,6 @@ class Disk:
             return []
 
     def remove(self, path: Path) -> None:
-        """Remove a file or a folder tree, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

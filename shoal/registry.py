@@ -26,7 +26,6 @@ def check_number(what: str, value: object) -> None:
 
 
 def check_setting(name: str) -> None:
-    """Refuse names that a named tuple of settings cannot have."""
     if name.startswith("_") or not name.isidentifier() or keyword.iskeyword(name):
         raise Invalid(
             f"setting {name!r}: a name that does not begin with an underscore and is no word of Python's is needed"

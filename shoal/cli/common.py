@@ -215,7 +215,6 @@ def no_answer(who: str, where: str) -> click.ClickException:
 
 
 def new_run(job: Job, out: Path | None) -> RunFolder:
-    """The folder of a run: ``out``, which may have an unfinished run, or a numbered one."""
     from shoal.run.folder import RunFolder
     from shoal.run.resume import open_folder
 

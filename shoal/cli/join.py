@@ -144,7 +144,6 @@ def _answering(where: str) -> Iterator[None]:
 
 
 def show_peers(where: str, as_json: bool) -> None:
-    """Print the state of a run of peers: members, leader, progress."""
     from shoal.events import counted
     from shoal.schedule.stop_rules import ENDLESS
     from shoal.strategies.peers import join as peers

@@ -36,7 +36,6 @@ _LOOK = 0.5  # seconds between checks of the coordinator
 
 
 def run(options: Mapping[str, Any]) -> Run:
-    """Run to the end; resumes the run in the folder, if there is one."""
     from shoal.run.resume import reopen
     from shoal.run.run import execute
     from shoal.views.terminal import view

@@ -98,8 +98,6 @@ NAMED = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Training and test rows over the same features."""
-
     name: str
     train: CsrFile | DenseFile
     test: CsrFile | DenseFile
@@ -112,7 +110,6 @@ class Dataset:
 
     @property
     def dense(self) -> bool:
-        """Whether rows are arrays of one shape, such as images."""
         return isinstance(self.train, DenseFile)
 
     @property
@@ -126,7 +123,6 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: Path) -> Dataset:
-        """Map a set that ``load`` packed, in another process of this machine."""
         try:
             facts = msgspec.json.decode((folder / "facts.json").read_bytes(), type=PackInfo)
         except (OSError, msgspec.MsgspecError) as error:
@@ -135,7 +131,6 @@ class Dataset:
 
 
 def check_rows(dataset: Dataset, model: str, kind: Literal["classes", "numbers"]) -> None:
-    """Raise Invalid if a model of sparse rows cannot train on these rows."""
     if dataset.dense:
         what = "images" if len(dataset.shape) > 1 else "dense rows"
         raise Invalid(f"{dataset.name} has {what}, and model {model!r} takes sparse rows: --model linear, cnn or sheet")
@@ -152,7 +147,6 @@ class KnownDataset(msgspec.Struct, frozen=True):
 
 
 def names() -> list[KnownDataset]:
-    """All named sets, whether each is available here, and where it is or should be."""
     return [_known(name, named) for name, named in NAMED.items()]
 
 
@@ -268,7 +262,6 @@ def _short(text: str) -> str:
 
 
 def entry_of(source: DataSource, seed: int) -> str:
-    """The name of its folder in the cache."""
     return _entry(_plan(source, seed))
 
 

@@ -82,7 +82,6 @@ ORIGINALS = [
 
 
 def read(cache: Path, progress: Progress | None = None) -> DensePair:
-    """Read the whole set; downloads are kept in ``cache``/mnist."""
     images, labels, test_images, test_labels = map(parse, obtain(cache / "mnist", progress))
     pairs = (images, labels), (test_images, test_labels)
     train, test = (DenseExamples(inputs, of.astype(np.float32)) for inputs, of in pairs)

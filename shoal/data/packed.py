@@ -22,7 +22,6 @@ def open_rows(folder: Path) -> CsrFile | DenseFile:
 
 
 def sparse(rows: CsrFile | DenseFile) -> CsrFile:
-    """Raise Invalid if the rows are dense."""
     if isinstance(rows, CsrFile):
         return rows
     shape = " x ".join(map(str, rows.shape)) or "single numbers"

@@ -118,7 +118,6 @@ def read(path: Path, format: Format, hash_bits: int | None = None) -> Batch:
 
 
 def guess(path: Path) -> Format:
-    """The format, from the first line with content."""
     lines = TextChunks(path)
     for stop in lines:
         if found := ROW.search(lines.data[:stop].data):

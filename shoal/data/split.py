@@ -41,8 +41,6 @@ _MASK = (1 << 64) - 1
 
 
 class SplitInfo(msgspec.Struct, frozen=True):
-    """The result of a split, as in split.json."""
-
     set: str
     rows: int
     test_rows: int
@@ -103,7 +101,6 @@ def split(
 
 
 def check_split(clients: int, by: By, alpha: float | None) -> None:
-    """Raise Invalid for bad settings, before a row is read."""
     if not 1 <= clients <= CLIENTS:
         raise Invalid(f"{clients:,} clients: 1 to {CLIENTS:,} are possible")
     if alpha is not None and by != "dirichlet":
@@ -150,7 +147,6 @@ def _shares(labels: Floats, clients: int, alpha: float, chance: np.random.Genera
 
 
 def _none_empty(owner: Ids, clients: int, who: str) -> tuple[Ids, list[str]]:
-    """Give each empty client a row of the largest one."""
     sizes = np.bincount(owner, minlength=clients)
     empty = np.flatnonzero(sizes == 0)
     for client in empty:

@@ -23,7 +23,6 @@ from shoal.errors import Invalid
 
 
 def batch_of(rows: Any, features: int, hashing: Hashing | None = None) -> Batch:
-    """These rows as a Batch over ``features`` features."""
     if isinstance(rows, Batch):
         return rows
     if isinstance(rows, str | os.PathLike):

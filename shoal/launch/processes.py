@@ -193,7 +193,6 @@ class ProcessCluster(Cluster):
             sweep(self._folder)
 
     def _dismiss_others(self) -> None:
-        """Tell nodes that others started that it is over, and give them a moment to leave."""
         deadline = time.monotonic() + _DISMISS
         with contextlib.suppress(Unanswered, Invalid):
             while time.monotonic() < deadline and not self.ended:
@@ -348,7 +347,6 @@ def safety_of(job: Job) -> Safety:
 
 
 def check_listening(job: Job) -> None:
-    """Raises Invalid, before anything is prepared, if others cannot reach the job's address."""
     if job.launch.listen:
         check_callable(job.launch.listen, job.launch.advertise)
         safety_of(job).check(bind := bind_of(job.launch.listen))

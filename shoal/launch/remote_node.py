@@ -47,8 +47,6 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class JoinTerms:
-    """How this node joins."""
-
     where: str  # the coordinator's address, or the folder of a run on this machine
     name: str = ""  # empty: a unique one
     listen: str = ""  # a server's address; empty: on the route to the coordinator

@@ -25,8 +25,6 @@ _RETRY = 5.0  # seconds: what kept a worker from starting may be temporary
 
 
 class WorkerStarter(Protocol):
-    """A run that can start and signal workers."""
-
     @property
     def workers(self) -> list[str]: ...
 
@@ -36,8 +34,6 @@ class WorkerStarter(Protocol):
 
 
 class ResourceManager:
-    """Starts and preempts the workers of one run."""
-
     def __init__(
         self, run: WorkerStarter, job: Job, over: threading.Event, say: Callable[[str], None], retry: float = _RETRY
     ) -> None:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SavedStore:
-    """A checkpoint of a store."""
-
     folder: Path
     manifest: checkpoint.Manifest
 

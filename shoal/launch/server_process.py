@@ -92,8 +92,6 @@ def _query_apart(wake: Callable[[], None], ask: Callable[[], Found], nanoseconds
 
 
 class ServerProcess:
-    """A server, its loop, and how it ends."""
-
     def __init__(
         self,
         name: str,
@@ -126,7 +124,6 @@ class ServerProcess:
         self.loop.poke_soon()
 
     def run(self) -> None:
-        """Serve until drained or the cluster is over; raises if it ends otherwise."""
         try:
             while not self.guest.end:
                 self.loop.turn()

@@ -76,8 +76,6 @@ class RankRelease(ProcessMessage, frozen=True, tag="over"):
 
 @dataclass(frozen=True, slots=True)
 class TorchrunRank:
-    """One of torchrun's processes on this host."""
-
     number: int
     world: int  # the number of ranks
     hosts: int

@@ -152,7 +152,6 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         return loss, metrics
 
     def check_labels(self, labels: Floats) -> None:
-        """Raise Invalid for a label that is not a class where classes are needed."""
         from shoal.models import kernels
 
         if self.classes and (row := kernels.first_no_class(labels, True)) >= 0:

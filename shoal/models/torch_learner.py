@@ -49,8 +49,6 @@ _LOOK = 64  # gradients between two checks that the module is unchanged
 
 
 class ModuleLearner(Learner):
-    """One module, on one device."""
-
     width = WIDTH
 
     def __init__(self, model: Module, train: CsrFile | DenseFile, seed: int, number: int = 0) -> None:

@@ -106,7 +106,6 @@ class TrainedModule:
         return {name: torch.from_numpy(one.copy()) for name, one in self.tensors.items()}
 
     def module(self) -> Any:
-        """A ``torch.nn.Module`` with these weights, ready to predict."""
         self._torch()
         from shoal.models.torch_factory import made
 
@@ -158,7 +157,6 @@ class TrainedModule:
         return scaled * np.float32(self.inputs.factor) + np.float32(self.inputs.shift)
 
     def save(self, path: str | Path, **also: str) -> None:
-        """Save it; ``also`` is added to the metadata."""
         facts = {"format": _MODULE, "model": _text(self.model), "inputs": _text(self.inputs)}
         # a scalar stays a scalar
         arrays = {name: np.array(one, order="C") for name, one in self.tensors.items()}

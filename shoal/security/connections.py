@@ -140,8 +140,6 @@ _NOTHING = (ctypes.c_ubyte * 8)(0x06)
 
 
 class ConnectionLimit:
-    """The connections of one listening socket."""
-
     def __init__(
         self,
         context: zmq.Context[Any],

@@ -54,8 +54,6 @@ class CallerRefused(NamedTuple):
 
 
 class CallerList:
-    """The keys that may connect."""
-
     def __init__(self, folder: Path | None, own: PublicKey, clock: Callable[[], int] = expiry.now) -> None:
         self.version = 0
         self.wrong: list[str] = []
@@ -104,7 +102,6 @@ class CallerList:
         self._merge()
 
     def trust(self, coordinator: str) -> None:
-        """Accept the coordinator's key under any name."""
         if all(key.public != coordinator for key in self._always):
             self._always.append(PublicKey("coordinator", "coordinator", coordinator))
             self._merge()

@@ -184,7 +184,6 @@ def _bounds(role: str, words: list[str]) -> tuple[str, int]:
 
 
 def check_group(role: str, group: str) -> None:
-    """Raises Invalid if a key of this role cannot be bound to this group."""
     if group and not is_group(group):
         raise Invalid(f"group {group[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not 'cluster'")
     if group and role not in CONFINED:

@@ -71,7 +71,6 @@ class Safety:
         return cls.local()
 
     def checking(self, checksums: bool) -> Safety:
-        """The same settings with or without checksums."""
         if not isinstance(checksums, bool):
             raise Invalid(f"checksums={checksums!r}: needs True or False")
         other = copy(self)
@@ -104,7 +103,6 @@ class Safety:
         check_address(address, self.reaches_anywhere)
 
     def own(self, node: str) -> OwnKey:
-        """The key pair for a node of this name."""
         # its own before one for everybody
         for key in sorted(self._own, key=lambda key: key.role == "coordinator"):
             if key.is_of(node):
@@ -117,7 +115,6 @@ class Safety:
         )
 
     def may_be(self, node: str, role: str) -> bool:
-        """Whether there is a key for a node of this name and role."""
         return any(key.is_of(node) and key.role in (role, "coordinator") for key in self._own)
 
     def named(self, node: str, role: str = "client", group: str = "") -> str:

@@ -86,7 +86,6 @@ class Embedding(torch.nn.Module):
         return functional.embedding(places.view(ids.shape), weights)
 
     def rows(self, ids: Any) -> Values:
-        """The current rows of these ids."""
         self.flush()
         found: Values = self._kv.pull(self.name, np.asarray(ids).reshape(-1)).result()
         return found.reshape(-1, self.embedding_dim)
@@ -107,7 +106,6 @@ class Embedding(torch.nn.Module):
             print(f"shoal: {what}", file=sys.stderr)
 
     def flush(self) -> None:
-        """Wait until all pushes are counted."""
         pushes, self._pushes = self._pushes, []
         self._kv.wait(pushes)
 

@@ -102,8 +102,6 @@ class Distributed(torch.optim.Optimizer):
 
 
 class LocalLoop(Distributed):
-    """Without servers: the unchanged optimizer."""
-
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(model, optimizer)
         self._plain = optimizer

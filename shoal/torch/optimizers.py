@@ -50,7 +50,6 @@ def update_of(optimizer: torch.optim.Optimizer) -> Update:
 
 
 def settings(group: Group) -> dict[str, Any]:
-    """The settings of the update as plain values, to detect changes."""
     kept = {name: value for name, value in group.items() if name not in _WITHOUT_MEANING}
     return {name: float(value) if isinstance(value, torch.Tensor) else value for name, value in kept.items()}
 

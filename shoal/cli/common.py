@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from shoal.run.folder import RunFolder
     from shoal.views.run_record import RunRecord
 
+_ENDS = 10.0  # seconds from the end of a run's servers until its files are written
+_LOOK = 0.05  # seconds between checks for them
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -214,6 +217,14 @@ def no_answer(who: str, where: str) -> click.ClickException:
     return click.ClickException(why + more)
 
 
+def job_from(data: str, settings: dict[str, Any]) -> Job:
+    """The job in a file (.toml), or that trains on this data."""
+    from shoal.job import Job
+    from shoal.settings import changed
+
+    return Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
+
+
 def new_run(job: Job, out: Path | None) -> RunFolder:
     from shoal.run.folder import RunFolder
     from shoal.run.resume import open_folder
@@ -229,6 +240,16 @@ def finished_run(folder: Path, settings: dict[str, Any]) -> Run | None:
     if (run := finished(folder, settings)) is not None:
         say(f"{click.format_filename(folder)} is finished: there is nothing to go on with")
     return run
+
+
+def ends_soon(where: str) -> bool:
+    """Whether the run has ended, as its folder says; waits until its last files are written."""
+    from shoal.inspect.query import is_over
+
+    deadline = time.monotonic() + _ENDS
+    while not (over := is_over(where)) and "://" not in where and time.monotonic() < deadline:
+        time.sleep(_LOOK)
+    return over
 
 
 # ---------------------------------------------------------------- printing

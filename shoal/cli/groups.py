@@ -10,11 +10,18 @@ from typing import Any
 import click
 
 from shoal import limits
-from shoal.cli.common import Seconds, as_json, asks_for_keys, command, option, print_json, run_or_address, say
+from shoal.cli.common import (
+    Seconds,
+    as_json,
+    asks_for_keys,
+    command,
+    ends_soon,
+    option,
+    print_json,
+    run_or_address,
+    say,
+)
 from shoal.signals import end_when_told
-
-_ENDS = 10.0  # seconds from the end of a run's servers until its files are written
-_LOOK = 0.1  # seconds between checks for them
 
 
 @command
@@ -164,21 +171,11 @@ def evaluate(
             try:
                 found = judging.look()
             except ShoalError:
-                if not _is_over(where):
+                if not ends_soon(where):
                     raise
                 say("the run is over")
                 return
             _show(found, as_json)
-
-
-def _is_over(where: str) -> bool:
-    """Whether its servers are gone because the run has ended; waits for its last files."""
-    from shoal.inspect.query import is_over
-
-    deadline = time.monotonic() + _ENDS
-    while not (over := is_over(where)) and "://" not in where and time.monotonic() < deadline:
-        time.sleep(_LOOK)  # no message says so: its folder does
-    return over
 
 
 def _show(found: Any, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoal import limits
-from shoal.cli.common import finished_run, new_run, on_interrupt, say, settings_from
+from shoal.cli.common import finished_run, job_from, new_run, on_interrupt, say, settings_from
 from shoal.errors import ClusterError, Invalid
 from shoal.inspect.status import ADDRESS, write_address
 from shoal.job import Job, LaunchSettings
@@ -24,7 +24,6 @@ from shoal.launch.remote_cluster import RemoteCluster, RemoteHosts, stands, stan
 from shoal.launch.saved_store import SavedStore, hold, saved_in
 from shoal.nodes.journal import JournalFile
 from shoal.security.safety import Safety
-from shoal.settings import changed
 from shoal.signals import handled
 from shoal.timing import timing_from
 
@@ -46,7 +45,8 @@ def run(options: Mapping[str, Any]) -> Run:
             return ended
         job, folder = reopen(out, settings)
     else:
-        job = _job(options["data"], settings)
+        is_file = options["data"].endswith(".toml")
+        job = job_from(options["data"], settings if is_file else {"workers": 1, **settings})
         folder = new_run(job, out)
     try:
         _check(job)
@@ -71,12 +71,6 @@ def _left(folder: Path) -> str:
     if not folder.exists():
         say(f"nothing had begun, so {click.format_filename(folder)} is not there any more: start it as before")
     return ""
-
-
-def _job(data: str, settings: dict[str, Any]) -> Job:
-    if data.endswith(".toml"):
-        return Job.load(Path(data), settings)
-    return Job.of(changed({"data": data}, {"workers": 1, **settings}))
 
 
 def _check(job: Job) -> None:

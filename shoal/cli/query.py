@@ -15,6 +15,7 @@ from shoal.cli.common import (
     as_json,
     asks_for_keys,
     command,
+    ends_soon,
     make_console,
     no_answer,
     option,
@@ -216,11 +217,7 @@ def _looks(asked: QueriedModel, where: str, top: int, every: float) -> Iterator[
         if over or is_over(where):
             break
         time.sleep(max(0.0, began + every - time.monotonic()))
-    if "://" not in where:
-        deadline = time.monotonic() + 10  # the last model is being written
-        while not is_over(where) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    if not is_over(where):
+    if not ends_soon(where):
         if lost:
             raise ClusterError(f"nobody answers at {where} any more")
         return

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import CommandError, option
+from shoal.cli.common import CommandError, option, print_json
 from shoal.simulation import FORMER, SCENARIOS
 
 if TYPE_CHECKING:
@@ -110,13 +109,8 @@ def _read(text: str) -> SeedPlan:
 def _shrink(plan: SeedPlan) -> None:
     from shoal.simulation.shrink import as_test, first_violation, shrink
 
-    def tried(tries: int, smaller: SeedPlan) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"\r{tries} tries: {len(smaller.faults)} faults left ", nl=False, err=True)
-
-    shortest = shrink(plan, tried)
-    if sys.stderr.isatty():
-        click.echo("", err=True)
+    shortest = shrink(plan, lambda tries, smaller: _show_state(f"\r{tries} tries: {len(smaller.faults)} faults left "))
+    _show_state("\n")
     violation = first_violation(shortest)
     if violation is None:
         click.secho("every promise held: there is nothing to make shorter", fg="green")
@@ -139,7 +133,7 @@ def _show_one(verdict: Verdict, as_json: bool) -> None:
             "digest": verdict.digest,
             "counts": dict(verdict.counts),
         }
-        click.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     click.echo(str(verdict.plan))
     click.echo(f"{verdict.events:,} events in {verdict.seconds:.1f} virtual seconds, hash {verdict.digest}")
@@ -148,6 +142,11 @@ def _show_one(verdict: Verdict, as_json: bool) -> None:
         click.secho(f"broken: {violation}", fg="red")
     if verdict.ok:
         click.secho("every promise held", fg="green")
+
+
+def _show_state(text: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(text, nl=False, err=True)
 
 
 def _show_counts(counts: dict[str, int]) -> None:
@@ -161,14 +160,12 @@ def _run_many(of: str, seeds: range, jobs: int | None, mutant: str, as_json: boo
     from shoal.simulation.scenarios import simulate_many
 
     def progress(tally: SeedTotals) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"\r{tally.seeds:,} of {len(seeds):,} seeds, {tally.events:,} events", nl=False, err=True)
+        _show_state(f"\r{tally.seeds:,} of {len(seeds):,} seeds, {tally.events:,} events")
 
     tally = simulate_many(seeds, jobs, mutant, progress, of)
-    if sys.stderr.isatty():
-        click.echo("", err=True)
+    _show_state("\n")
     if as_json:
-        click.echo(json.dumps(tally.facts(), indent=2))
+        print_json(tally.facts())
     else:
         faults = sum(count for what, count in tally.counts.items() if what.startswith("fault"))
         click.echo(

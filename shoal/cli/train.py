@@ -15,6 +15,7 @@ from shoal.cli.common import (
     at_least_one,
     command,
     finished_run,
+    job_from,
     new_run,
     of_a_run,
     on_interrupt,
@@ -91,11 +92,11 @@ def train(
     if resume is not None and (data is not None or out is not None):
         raise click.UsageError("--resume goes on with a run as its folder has it: leave DATA and --out away")
     settings = settings_from(options)
-    guests = None if servers_at is None and group is None else (servers_at, group)
-    if resume is None:
-        run = _train(data or "", settings, out, as_json, head, guests)
-    else:
-        run = _resume(resume, settings, as_json, head, guests)
+    run = None if resume is None else finished_run(resume, settings)
+    if run is None:
+        job, folder = _begin(data or "", resume, settings, out, head)
+        guests = None if servers_at is None and group is None else (servers_at, group)
+        run = _run(job, folder, as_json, head, guests)
     try:
         written, like = io.BytesIO(), sys.stdout
         # In a variable: a freed wrapper closes its stream.
@@ -114,27 +115,19 @@ def train(
         raise click.ClickException(why) from None
 
 
-def _train(
-    data: str, settings: dict[str, Any], out: Path | None, quiet: bool, head: Head | None, guests: Guests
-) -> Run:
-    from shoal.job import Job
-    from shoal.settings import changed
-
-    job = Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
-    if head is not None:
-        job = head.staffed(job, out is None)
-    return _run(job, new_run(job, out), quiet, head, guests)
-
-
-def _resume(path: Path, settings: dict[str, Any], quiet: bool, head: Head | None, guests: Guests) -> Run:
+def _begin(
+    data: str, resume: Path | None, settings: dict[str, Any], out: Path | None, head: Head | None
+) -> tuple[Job, RunFolder]:
     from shoal.run.resume import job_of, reopen
 
-    if (run := finished_run(path, settings)) is not None:
-        return run
+    if resume is None:
+        job = job_from(data, settings)
+        job = job if head is None else head.staffed(job, out is None)
+        return job, new_run(job, out)
     if head is not None:
-        job = head.staffed(job_of(path, settings))
+        job = head.staffed(job_of(resume, settings))
         settings |= {"workers": job.workers, "launch.how": job.launch.how}
-    return _run(*reopen(path, settings), quiet, head, guests)
+    return reopen(resume, settings)
 
 
 def _run(job: Job, folder: RunFolder, quiet: bool, head: Head | None, guests: Guests) -> Run:

@@ -85,10 +85,6 @@ class _Archive:
     def __exit__(self, *_: object) -> None:
         self._zip.close()
 
-    def has(self, names: tuple[str, str]) -> bool:
-        there = self._zip.NameToInfo
-        return all(f"{name}.npy" in there for name in names)
-
     def has_both(self, names: tuple[str, str]) -> bool:
         """Whether both arrays exist; Invalid if only one does."""
         there = [f"{name}.npy" in self._zip.NameToInfo for name in names]
@@ -99,7 +95,7 @@ class _Archive:
 
     def first(self, choices: tuple[tuple[str, str], ...]) -> tuple[str, str]:
         for names in choices:
-            if self.has(names):
+            if all(f"{name}.npy" in self._zip.NameToInfo for name in names):
                 return names
         have = ", ".join(name.removesuffix(".npy") for name in self._zip.namelist()[:10]) or "nothing"
         wanted = " or ".join(", ".join(names) for names in choices)

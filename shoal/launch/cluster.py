@@ -198,7 +198,7 @@ class Cluster(ABC):
             try:
                 loop.run()
             except BaseException as error:
-                self._lost(loop.node.name, f"{type(error).__name__}: {error}")
+                self.tell_ended(loop.node.name, f"{type(error).__name__}: {error}")
                 raise
 
         thread = threading.Thread(target=run, name=f"shoal-{self._id}-{loop.node.name}", daemon=True)
@@ -206,13 +206,9 @@ class Cluster(ABC):
         self._loops.append(loop)
         thread.start()
 
-    def tell_ended(self, name: str, reason: str) -> None:
-        """Report that a client's process ended, so that nobody waits for its timeout."""
-        self._lost(name, reason)
-
     @abstractmethod
-    def _lost(self, name: str, reason: str) -> None:
-        """Tell the coordinator, and so everybody, that we saw a node end."""
+    def tell_ended(self, name: str, reason: str) -> None:
+        """Tell the coordinator that we saw a node end, so that nobody waits for its timeout."""
 
     def _wait_for_servers(self, names: Sequence[str]) -> None:
         deadline = time.monotonic() + START_WITHIN

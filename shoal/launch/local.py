@@ -149,7 +149,7 @@ class ThreadCluster(Cluster):
             self._coordinator.listener = self._telling
         self._run(self._coordinator)
 
-    def _lost(self, name: str, reason: str) -> None:
+    def tell_ended(self, name: str, reason: str) -> None:
         if name == "coordinator":
             self.ended = f"the coordinator failed: {reason}"
         elif self._coordinator is not None:

@@ -125,7 +125,7 @@ class ProcessCluster(Cluster):
         self._names = [f"server-{i}" for i in range(servers)]
         self._taken.update(self._names)
         self._modules, self._restart, self._over_tcp = launch.modules, restart, launch.transport == "tcp"
-        self._children = ProcessPool(self._lost, self._child_ended, self._happened, self._gone)
+        self._children = ProcessPool(self.tell_ended, self._child_ended, self._happened, self._gone)
         self.parting = "its owner has ended it"
         """Sent on close to nodes that others started; empty: nothing, so that they wait for a restart."""
         self._address, self._listen, self._advertise = "", listen and bind_of(listen), host_of(advertise)
@@ -281,7 +281,7 @@ class ProcessCluster(Cluster):
 
     # ------------------------------------------------------------ ends and restarts
 
-    def _lost(self, name: str, reason: str) -> None:
+    def tell_ended(self, name: str, reason: str) -> None:
         if name == self.lead:
             return
         saw = ProcessEnded(name, reason[:REASON], self._tokens.get(name, ""))

@@ -423,7 +423,7 @@ class RankCluster(ProcessCluster):
     def _start_away(self, name: str) -> None:
         seat = self._seats[self._roles[name]]
         needed = list(WORKERS_NEED) if name.startswith("worker") else []
-        self._away[name] = children = ProcessPool(self._lost, self._child_ended)
+        self._away[name] = children = ProcessPool(self.tell_ended, self._child_ended)
         children.start(
             ForkserverSetup(seat.pid, "", [*self._modules, *needed], sys.path),
             f"{self._id}-{name}",

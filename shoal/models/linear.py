@@ -60,9 +60,7 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     def name(self) -> str:
         return self.loss
 
-    @property
-    def told(self) -> str:
-        return self.loss
+    told = name
 
     @property
     def number(self) -> int:

@@ -27,9 +27,7 @@ def check_number(what: str, value: object) -> None:
 
 def check_setting(name: str) -> None:
     if name.startswith("_") or not name.isidentifier() or keyword.iskeyword(name):
-        raise Invalid(
-            f"setting {name!r}: a name that does not begin with an underscore and is no word of Python's is needed"
-        )
+        raise Invalid(f"setting {name!r}: needs a name without leading underscore that is no Python keyword")
 
 
 def check_taken(what: str, name: str, old: Any, new: Any) -> None:

@@ -84,9 +84,8 @@ class ForkedCall:
         self._deadline = time.monotonic() + seconds
         self._pipe, ours = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # with threads: a lock held by one only costs the child its time
+            # about threads: a lock that one holds only costs the child its time
+            warnings.simplefilter("ignore", DeprecationWarning)
             try:
                 self.pid = os.fork()
             except OSError:

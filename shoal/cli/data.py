@@ -56,9 +56,7 @@ def make_data(name: str, path: Path, rows: int, seed: int, features: int | None,
     from shoal.data.export import make
 
     if path.is_file() and not force:
-        raise CommandError(
-            f"{click.format_filename(path)} is there already: take another name, or --force to replace it"
-        )
+        raise CommandError(f"{click.format_filename(path)} exists already: take another name, or --force")
     size = make(name, rows, seed, path, features, test)
     shown = click.format_filename(path)
     click.echo(f"{rows:,} rows, {size:,} bytes: {shown}; train on it: shoal train {shown}")

@@ -71,9 +71,7 @@ def new(name: str, role: str | None, place: Path) -> None:
 
 def _next_after(made: OwnKey) -> None:
     if made.role == "coordinator":
-        click.echo(
-            "next, here: shoal launch coordinator --listen tcp://ADDRESS:PORT prints the address to call, which has this key in it"
-        )
+        click.echo("next, here: shoal launch coordinator --listen tcp://ADDRESS:PORT prints the address to use")
         click.echo("next, on each other machine: shoal key new NAME --role server|worker|client")
         return
     click.echo("next, on the coordinator's machine:")
@@ -110,9 +108,7 @@ def add(line: str, group: str | None, until: str | None, place: Path) -> None:
     if group == "":  # an unset variable of a script must not remove a bound
         raise CommandError(f"--group is empty: name a group, or {CLUSTER} for none")
     if end and any(one.public == given.public for one in keyring.own_keys(place)):
-        raise CommandError(
-            f"--until {until}: {given.name} is this machine's own key, which is always let in here and does not expire"
-        )
+        raise CommandError(f"--until {until}: {given.name} is this host's own key, which does not expire here")
     before = keyring.allow(place, given, "" if group == CLUSTER else group, end)
     added = next(one for one in keyring.read_list(place)[0] if one.public == given.public)
     click.echo(f"{given.name} may come in as a {given.role}{_bounds(added)} (the list is {place / keyring.ALLOWED})")
@@ -121,12 +117,8 @@ def add(line: str, group: str | None, until: str | None, place: Path) -> None:
     if given.role == "coordinator":
         click.echo("next, here: its plain address (tcp://HOST:PORT) is enough to call it from now on")
     elif added.group:
-        click.echo(
-            f"next, there: shoal.connect(ADDRESS, group={added.group!r}), with the address that the coordinator prints;"
-        )
-        click.echo(
-            f"    shoal train DATA --servers-at ADDRESS --group {added.group} needs the client's key called {added.group}"
-        )
+        click.echo(f"next, there: shoal.connect(ADDRESS, group={added.group!r}), with the coordinator's ADDRESS;")
+        click.echo(f"    shoal train DATA --servers-at ADDRESS --group {added.group} needs a client's key of that name")
     else:
         click.echo(f"next, there: shoal {_doing(given)}, with the address that the coordinator prints")
 
@@ -151,9 +143,7 @@ def revoke(name: str, place: Path) -> None:
     from shoal.security import keyring
 
     gone = keyring.revoke(place, name)
-    click.echo(
-        f"the key of {name} ({gone[0].role}) was revoked; to let it in again it needs a new one: shoal key new, there"
-    )
+    click.echo(f"the key of {name} ({gone[0].role}) was revoked; to be let in again it needs a new one (shoal key new)")
 
 
 @key.command("list", short_help="List the keys of this host and those that may connect.")
@@ -190,9 +180,7 @@ def _show_list(may: list[PublicKey], own: list[OwnKey]) -> None:
             over = 0 < one.until <= expiry.now()
             click.echo(f"    {one.line}{' (expired: it is refused)' if over else ''}")
     elif own and all(one.role != "coordinator" for one in own):
-        click.echo(
-            "who may call is said on the coordinator's machine, and it tells the servers: nothing is missing here"
-        )
+        click.echo("the coordinator's host says who may call, and tells the servers: nothing is missing here")
     else:
         click.echo("nobody may call: shoal key add LINE")
 

@@ -62,16 +62,12 @@ def launch() -> None:
     """
 
 
-_at = option(
-    "--at", "where", metavar="ADDRESS|RUN", required=True, help="The coordinator's address, or its run's folder."
-)
+_at = option("--at", "where", metavar="ADDRESS|RUN", required=True, help="The coordinator's address, or run folder.")
 of_a_server = options_of(
     option("--listen", metavar="ADDRESS", help="A server listens here.  [default: towards the coordinator]"),
     option("--advertise", metavar="ADDRESS", help="A server is reached at this address, if it is another one."),
 )  # fmt: skip
-of_a_worker = option(
-    "--data", metavar="PATH", help="A worker finds the rows here on this host.  [default: as the job says]"
-)
+of_a_worker = option("--data", metavar="PATH", help="A worker reads its rows here.  [default: as the job says]")
 taking_part = options_of(
     option("--name", help="The node's name.  [default: its role, this host and a random part]"),
     option("--modules", multiple=True, help="Import this code (mine, net.py:Net); may be repeated."),

@@ -82,7 +82,7 @@ def _check(job: Job) -> None:
     if job.launch.how != "processes":
         raise Invalid(f"launch.how={job.launch.how!r}: nodes that come from elsewhere are processes: leave it out")
     if not job.launch.listen:
-        raise Invalid("nobody could come: say where others reach it (--listen tcp://ADDRESS:PORT)")
+        raise Invalid("nobody could join: say where to listen (--listen tcp://ADDRESS:PORT)")
     check_listening(job)
 
 
@@ -91,14 +91,10 @@ def store(options: Mapping[str, Any]) -> None:
     changes = options["changes"]
     others = [f"--set {name}" for name in changes if not name.startswith("timing.")]
     if wrong := [f"--{name}" for name in ignored if options[name] is not None] + others:
-        raise Invalid(
-            f"a store trains nothing ({', '.join(wrong)}): give DATA or a JOB.toml to train on, or leave these away"
-        )
+        raise Invalid(f"a store trains nothing ({', '.join(wrong)}): give DATA or a JOB.toml, or leave these away")
     timing = timing_from({name.removeprefix("timing."): value for name, value in changes.items()}) if changes else None
     if not options["listen"]:
-        raise Invalid(
-            "nobody could come: say where others reach it (--listen tcp://ADDRESS:PORT), or give DATA to train on"
-        )
+        raise Invalid("nobody could join: say where to listen (--listen tcp://ADDRESS:PORT), or give DATA to train on")
     bind, advertise = bind_of(options["listen"]), options["advertise"] or ""
     check_callable(options["listen"], advertise)
     safety = Safety.chosen(options["keys"], options["insecure"], at=bind)

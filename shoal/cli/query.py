@@ -93,7 +93,7 @@ def query(
     except Unanswered as error:
         if is_of_peers(where):
             raise click.ClickException(
-                f"a run of peers has no tables that could be asked; how it stands: shoal status {where}"
+                f"a run of peers has no tables to query; its state: shoal status {where}"
             ) from None
         who = f"nobody answers at {where}" if error.node == COORDINATOR else f"{error.node} does not answer"
         raise no_answer(who, where) from None

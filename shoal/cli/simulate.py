@@ -69,9 +69,7 @@ def simulate(
             click.echo(f"  {name:32}{make.__doc__}")
         return
     if mutant and mutant not in mutants:
-        raise click.BadParameter(
-            f"no mutant {mutant!r}: `shoal simulate --of {of} --mutant list` names them", param_hint="--mutant"
-        )
+        raise click.BadParameter(f"no mutant {mutant!r}: --of {of} --mutant list names them", param_hint="--mutant")
     if of in ("gossip", "peers") and history:
         raise click.UsageError("--history is of a store: with others take --seed and --trace")
     if seed is None and plan is None:
@@ -178,9 +176,7 @@ def _run_many(of: str, seeds: range, jobs: int | None, mutant: str, as_json: boo
         if tally.broken:
             which = "" if of == "store" else f" --of {of}"
             again = f"shoal simulate{which} --seed {tally.first_broken}" + (f" --mutant {mutant!r}" if mutant else "")
-            click.echo(
-                f"{len(tally.broken)} promises broken; see one again: {again} --trace; make it shorter: --shrink"
-            )
+            click.echo(f"{len(tally.broken)} promises broken; see one: {again} --trace; make it shorter: --shrink")
         else:
             click.secho("every promise held in all of them", fg="green")
     raise SystemExit(1 if tally.broken else 0)

@@ -82,11 +82,9 @@ def _list(asked: Study, folder: Path, as_json: bool) -> None:
     for one in results:
         reason = f": {format.clean(one.reason)}" if one.reason else ""
         click.echo(f"  {one.state:10} {format.clean(one.run.point.title)}, seed {one.run.seed}{reason}")
-    about = "" if seconds is None else f", about {format.duration(seconds)}"
+    about = "" if seconds is None or not left else f", about {format.duration(seconds)}"
     at_once = f" ({beside} at a time)" if beside > 1 else ""
-    click.echo(
-        f"{len(results):,} runs, {len(left):,} left{at_once}{about if left else ''}: {click.format_filename(folder)}"
-    )
+    click.echo(f"{len(results):,} runs, {len(left):,} left{at_once}{about}: {click.format_filename(folder)}")
 
 
 def _show(found: Sweep, as_json: bool) -> bool:

@@ -70,9 +70,7 @@ def _graph(name: str, nodes: int | None, edges: str | None, degree: int | None, 
     if degree is not None and name != "random":
         raise Invalid(f"--degree is for random graphs, and a {name} graph has its own: leave it away")
     if (name == "file") != (edges is not None):
-        raise Invalid(
-            "a graph of a file needs --edges FILE, and the others have none: shoal topology file --edges links.txt"
-        )
+        raise Invalid("a file graph needs --edges FILE, and no other has it: shoal topology file --edges links.txt")
     if nodes is None and edges is None:
         nodes = NODES
     given = {} if degree is None else {"degree": degree}

@@ -334,9 +334,7 @@ def whole_set(folder: Path, source: DataSource, seed: int) -> Dataset:
 
 def _packed_again(folder: Path, source: DataSource, seed: int) -> Dataset:
     if entry_of(source, seed) != folder.name:
-        raise Invalid(
-            f"no packed set in {folder}, and {source.source} is not what it was when the run began: end the run, and start it again"
-        )
+        raise Invalid(f"no packed set in {folder}, and {source.source} has changed since the run began: start it again")
     print(f"shoal: packing {source.source} again: {folder} is not there any more", file=sys.stderr)
     # remove what an interrupted rm left
     shutil.rmtree(folder, ignore_errors=True)

@@ -108,9 +108,7 @@ class _Archive:
     def classes(self) -> int | None:
         number = self.number("classes")
         if number is not None and not (0 <= number <= CLASSES and number.is_integer()):
-            raise self._wrong(
-                f"classes is {number:g}", f"1 to {CLASSES:,} are possible, and 0 if labels are numbers; or leave it out"
-            )
+            raise self._wrong(f"classes is {number:g}", f"give 1 to {CLASSES:,}, 0 for numbers, or leave it out")
         return None if number is None else int(number)
 
     def number(self, name: str) -> float | None:
@@ -165,9 +163,7 @@ class _Archive:
                 if min(shape, default=0) < 0:
                     raise ValueError(f"its shape is {shape}")
                 if kind.hasobject or kind.kind not in NUMBERS:
-                    raise self._wrong(
-                        f"{name} holds {kind}, which are no plain numbers", "convert them, and save again"
-                    )
+                    raise self._wrong(f"{name} holds {kind}, no plain numbers", "convert them, and save again")
                 size = math.prod(shape) * kind.itemsize
                 if info.file_size - head.tell() != size:
                     raise self._wrong(f"{name} says {size:,} bytes and has {info.file_size - head.tell():,}", _SAVE)

@@ -96,7 +96,7 @@ class RowReader:
         if self.skipped > self.bad_lines:
             allowed = f" ({self.bad_lines:,} bad lines were allowed)" if self.bad_lines else ""
             raise Invalid(
-                f"{self.path}, {said}{allowed}; {move or 'fix it, or allow it to be skipped (--set data.bad_lines=N)'}"
+                f"{self.path}, {said}{allowed}; {move or 'fix it, or skip such lines (--set data.bad_lines=N)'}"
             )
 
 

@@ -120,7 +120,10 @@ def number(data, at):
     if negative or data[at] == PLUS:
         at += 1
     digits, kept, power, begin = uint64(0), 0, 0, at
-    while 0 <= (digit := int64(data[at]) - ZERO) <= 9:
+    while True:
+        digit = int64(data[at]) - ZERO
+        if digit < 0 or digit > 9:
+            break
         if kept < DIGITS:
             digits = digits * uint64(10) + uint64(digit)
             kept += digits != uint64(0)
@@ -131,7 +134,10 @@ def number(data, at):
     if data[at] == POINT:
         at += 1
         begin = at
-        while 0 <= (digit := int64(data[at]) - ZERO) <= 9:
+        while True:
+            digit = int64(data[at]) - ZERO
+            if digit < 0 or digit > 9:
+                break
             if kept < DIGITS:
                 digits = digits * uint64(10) + uint64(digit)
                 kept += digits != uint64(0)
@@ -150,7 +156,10 @@ def number(data, at):
         if below or data[at] == PLUS:
             at += 1
         begin, exponent = at, 0
-        while 0 <= (digit := int64(data[at]) - ZERO) <= 9:
+        while True:
+            digit = int64(data[at]) - ZERO
+            if digit < 0 or digit > 9:
+                break
             exponent = min(exponent * 10 + digit, 1 << 40)  # larger than any line is long
             at += 1
         if at == begin:
@@ -167,7 +176,10 @@ def feature(data, at):
     negative = data[at] == MINUS
     at += negative
     begin, name = at, uint64(0)
-    while 0 <= (digit := int64(data[at]) - ZERO) <= 9:
+    while True:
+        digit = int64(data[at]) - ZERO
+        if digit < 0 or digit > 9:
+            break
         name = name * uint64(10) + uint64(digit) if name < MOST else BEYOND
         at += 1
     if at == begin or data[at] != COLON:

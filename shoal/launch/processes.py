@@ -68,9 +68,7 @@ class Supervisor:
         while times and now - times[0] > WITHIN:
             times.popleft()
         if len(times) >= (most := self._most or MOST):
-            self._give_up(
-                f"{name} was restarted {most} times in {WITHIN:g} s, and ended each time (the last time: {why})"
-            )
+            self._give_up(f"{name} was restarted {most} times in {WITHIN:g} s, and always ended (the last time: {why})")
             return
         wait = self.delay + (min(_LATEST, _SOON * 2.0 ** (len(times) - 2)) if len(times) >= 2 else 0.0)
         times.append(now)

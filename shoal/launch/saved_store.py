@@ -72,9 +72,7 @@ def saved_in(cluster: Cluster, folder: Path) -> SavedStore | None:
     found, refused = checkpoint.newest(Disk(), root, "") if root.is_dir() else (None, [])
     if found is None:
         if refused:
-            raise Invalid(
-                f"no checkpoint in {root} can be read: {refused[0]}: repair it, or move {root} away to begin empty"
-            )
+            raise Invalid(f"no checkpoint in {root} can be read: {refused[0]}: repair it, or move all of them away")
         return None
     for one in refused:
         print(f"shoal: skipped a checkpoint: {one}", file=sys.stderr)

@@ -96,9 +96,7 @@ def rank(variables: Mapping[str, str] | None = None) -> TorchrunRank | None:
     if number >= world:
         raise Invalid(f"LOCAL_RANK={number} and LOCAL_WORLD_SIZE={world}: ranks are 0 to one less; {_SET_BY}")
     if world > limits.MEMBERS:
-        raise Invalid(
-            f"LOCAL_WORLD_SIZE={world}: a cluster has at most {limits.MEMBERS:,} nodes: use fewer ranks (--nproc-per-node)"
-        )
+        raise Invalid(f"LOCAL_WORLD_SIZE={world}: needs at most {limits.MEMBERS:,}: use fewer ranks (--nproc-per-node)")
     return TorchrunRank(number, world, hosts, restarts, f"\0shoal-{door}".encode())
 
 
@@ -116,9 +114,7 @@ def staffed(job: Job, me: TorchrunRank) -> tuple[Job, str]:
             f"(--nnodes 1) with more ranks (--nproc-per-node), or shoal launch on each host"
         )
     if not job.has_servers:
-        raise Invalid(
-            f"strategy {job.strategy.name!r} is a single process: start it without torchrun (shoal train ...)"
-        )
+        raise Invalid(f"strategy {job.strategy.name!r} is one process: start it without torchrun (shoal train ...)")
     if job.launch.how != "processes":
         raise Invalid(
             f"launch.how={job.launch.how!r} is a single process, but torchrun starts one for each rank: leave it out, "
@@ -312,9 +308,7 @@ class HeadRank:
         try:
             self._door.bind(self.rank.door)
         except OSError as error:
-            sys.exit(
-                f"Error: the ranks cannot meet ({error.strerror}): end what is left of an earlier run, or wait for it"
-            )
+            sys.exit(f"Error: the ranks cannot meet ({error.strerror}): end what is left of an earlier run")
         self._door.listen(self.rank.world)
         for task in (self._let_in, self._watch):
             threading.Thread(target=task, name="shoal-head", daemon=True).start()

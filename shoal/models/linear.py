@@ -153,9 +153,7 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         from shoal.models import kernels
 
         if self.classes and (row := kernels.first_no_class(labels, True)) >= 0:
-            raise Invalid(
-                f"row {row} has label {labels[row]}: {self.loss!r} needs -1 and +1 or 0 and 1, or take 'squared'"
-            )
+            raise Invalid(f"row {row} has label {labels[row]}: {self.loss!r} needs -1 and +1, or 0 and 1; or 'squared'")
 
     def _at_keys(self, what: str, values: Floats, local: Local) -> Floats:
         values = _ready(values)

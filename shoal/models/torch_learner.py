@@ -205,7 +205,7 @@ class ModuleLearner(Learner):
         for name, param in self._params:
             if now.get(name) != id(param) or param.shape != self._shapes[name]:
                 raise Invalid(
-                    f"parameter {name!r} of model {self.model.net!r} was replaced while it was trained: change its values in place"
+                    f"parameter {name!r} of model {self.model.net!r} was replaced: change its values in place"
                 )
 
     def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:

@@ -151,7 +151,7 @@ class TrainedModule:
             low, high = float(array.min()), float(array.max())
             if low < 0 or high > 255:
                 raise Invalid(
-                    f"values from {low:g} to {high:g}: give bytes (0 to 255), or floats from 0 to 1, as they are before scaling"
+                    f"values from {low:g} to {high:g}: give bytes (0 to 255), or floats from 0 to 1, not scaled"
                 )
             scaled *= np.float32(255.0 if high <= 1 else 1.0)
         return scaled * np.float32(self.inputs.factor) + np.float32(self.inputs.shift)
@@ -194,9 +194,7 @@ def _reading(path: str | Path, form: str = "", what: str = "") -> Iterator[tuple
         with safe_open(str(path), "numpy") as file:
             facts = msgspec.json.decode((file.metadata() or {}).get("shoal", "{}"), type=dict[str, str])
             if form and facts.get("format") != form:
-                raise Invalid(
-                    f"{path} is no {what} of shoal's (format {facts.get('format')!r}): give a model.safetensors"
-                )
+                raise Invalid(f"{path} is no shoal {what} (format {facts.get('format')!r}): give a model.safetensors")
             names = file.keys() if form else ()
             tensors = {name: file.get_tensor(name) for name in names}
         yield facts, tensors

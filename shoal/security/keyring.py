@@ -68,9 +68,7 @@ def _hold(handle: int, folder: Path) -> None:
                 time.sleep(_AGAIN)
                 continue
         who, move = _holder(handle)
-        raise Invalid(
-            f"{who} has held {folder} for more than {within:g} s, so nothing was changed: {move}, then try again"
-        )
+        raise Invalid(f"{who} has held {folder} for {within:g} s, so nothing was changed: {move}, then try again")
 
 
 def _holder(handle: int) -> tuple[str, str]:
@@ -171,12 +169,9 @@ def _bounds(role: str, words: list[str]) -> tuple[str, int]:
     found: dict[str, str] = {}
     for word in words:
         kind, _, value = word.partition("=")
-        if (
-            kind not in ("group", "until") or not value or kind in found
-        ):  # nobody is set free by a word that a script left empty
-            raise Invalid(
-                f"{word[:80]!r} is not understood: after ROLE:NAME:KEY there may be group=GROUP and until=TIME, each once"
-            )
+        # nobody is set free by a word that a script left empty
+        if kind not in ("group", "until") or not value or kind in found:
+            raise Invalid(f"{word[:80]!r} is unknown: only group=GROUP and until=TIME may follow ROLE:NAME:KEY, once")
         found[kind] = value
     group = found.get("group", "")
     check_group(role, group)
@@ -307,15 +302,11 @@ def allow(folder: Path, key: PublicKey, group: str | None = None, until: int | N
         keys = _readable(folder)
         if any(one.public == key.public and one.role == REVOKED for one in keys):
             raise Invalid(f"this key of {key.name} was revoked here: make a new one there (shoal key new)")
-        if (
-            other := next((one for one in keys if one.public == key.public and one.name != key.name), None)
-        ) is not None:
-            raise Invalid(
-                f"this key is {other.name}'s already: a key has one name; revoke that first (shoal key revoke {other.name})"
-            )
-        had = [
-            one for one in keys if one.name == key.name and one.role != REVOKED
-        ]  # more than one if it was written by hand
+        other = next((one for one in keys if one.public == key.public and one.name != key.name), None)
+        if other is not None:
+            raise Invalid(f"this key is {other.name}'s already: revoke it first (shoal key revoke {other.name})")
+        # more than one if it was written by hand
+        had = [one for one in keys if one.name == key.name and one.role != REVOKED]
         others = [one for one in had if one.public != key.public]
         same = [one for one in had if one.public == key.public]
         key = _bound(key, [*others, *same][-1] if had else None, group, until)
@@ -393,8 +384,6 @@ def _private_folder(folder: Path) -> None:
         raise Invalid(open_to_others)
     if mode & 0o077:
         if others:  # not a folder for keys: do not lock out its other readers
-            raise Invalid(
-                f"{folder} has other files in it, and others can read it (mode {mode:04o}): name a folder for keys alone"
-            )
+            raise Invalid(f"{folder} has other files, and other readers (mode {mode:04o}): name a folder for keys")
         with or_refuse(f"close {folder} to others (mode {mode:04o})", f"chmod 700 {folder}"):
             folder.chmod(0o700)

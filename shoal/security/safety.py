@@ -58,7 +58,7 @@ class Safety:
         """From options, else SHOAL_KEYS, else the default folder if ``at`` needs keys."""
         if keys and insecure:
             raise Invalid(
-                "keys and insecure at once: with keys it is safe, so leave --insecure away (or --keys; in Python insecure=, keys=)"
+                "keys and insecure exclude each other: leave --insecure or --keys away (in Python insecure=, keys=)"
             )
         if keys:
             return cls.with_keys(keys)

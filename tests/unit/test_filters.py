@@ -170,7 +170,7 @@ def test_a_filter_is_one_class_with_a_name_that_nobody_else_has() -> None:
     with pytest.raises(Invalid, match=r"it needs a class of shoal\.filters\.Sparsifier, Quantizer or Compressor"):
         filters.filter()(dict)  # type: ignore[arg-type]
     for name in ("_hidden", "lambda"):
-        with pytest.raises(Invalid, match="does not begin with an underscore"):
+        with pytest.raises(Invalid, match="without leading underscore"):
             filters.filter(**{name: 1.0})(type("hiding", (filters.Sparsifier,), {}))
 
 

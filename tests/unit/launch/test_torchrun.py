@@ -81,7 +81,7 @@ def test_without_torchrun_nobody_is_a_rank() -> None:
 @pytest.mark.parametrize(
     ("lies", "words"),
     [
-        ({"LOCAL_WORLD_SIZE": "99999"}, "LOCAL_WORLD_SIZE=99999: a cluster has at most 1,024 nodes: use fewer ranks"),
+        ({"LOCAL_WORLD_SIZE": "99999"}, "LOCAL_WORLD_SIZE=99999: needs at most 1,024: use fewer ranks"),
         (
             {"LOCAL_WORLD_SIZE": "99999999999"},
             "LOCAL_WORLD_SIZE=999999999... has 11 digits; torchrun sets these: start it",
@@ -148,7 +148,7 @@ def test_there_are_as_many_workers_as_ranks_for_them_and_that_is_said(servers: i
             of(5, hosts=2),
             "ranks on 2 hosts, and shoal uses torchrun on a single host only: use one (--nn",
         ),
-        ({"strategy": "serial"}, of(), "'serial' is a single process: start it without torchrun"),
+        ({"strategy": "serial"}, of(), "'serial' is one process: start it without torchrun"),
         ({"launch.how": "threads"}, of(), "launch.how='threads' is a single process"),
     ],
 )

@@ -263,9 +263,9 @@ def test_what_is_found_is_a_copy_of_the_rows() -> None:
         ({"join": "largest"}, "k: question(join='largest', k=10)"),
         ({"above": "x"}, "needs a finite number"),
         ({"servers": 1}, "another name is needed"),
-        ({"_x": 1}, "does not begin with an underscore"),
-        ({"lambda": 1}, "no word of Python's"),
-        ({"a b": 1}, "a name that"),
+        ({"_x": 1}, "without leading underscore"),
+        ({"lambda": 1}, "no Python keyword"),
+        ({"a b": 1}, "needs a name"),
     ],
 )
 def test_a_question_that_cannot_be_is_refused(settings: Any, said: str) -> None:

@@ -2,16 +2,6 @@
 
 For studies of stragglers, of more workers than cores, and of resource managers.
 
-    [emulate]
-    per_example = 50e-6     # seconds: a gradient takes at least this per row, mostly asleep
-    slow = [0]              # these workers ...
-    factor = 5.0            # ... take so many times as long
-    arrive = 2.0            # seconds between the starts of two workers
-    preempt = 1.0           # seconds between preemptions, one worker after another ...
-    away = 0.5              # ... each this long ...
-    sticky = true           # ... and resumed as it was (else killed, and replaced)
-    task = 1                # slots until a worker leaves, and is replaced
-
 Results are marked as emulated wherever they are shown: waiting, delay and staleness are real, in
 real processes over real sockets; the computation is not. A gradient that is slower than its
 emulated time takes its own time.

@@ -1,12 +1,6 @@
 """Runs users' code safely: a query or filter may raise anything, and its caller goes on.
 
-try: ...                                  the user's code
-except BaseException as error:
-    if ends_us(error):
-        raise
-    raise Invalid(f"question 'mine' failed: {told(error)}") from None
-
-Errors can be caught, but not an exit of the process, an endless loop or a lack of memory. So a
+Errors can be caught (unless ``ends_us``), but not an exit of the process, an endless loop or a lack of memory. So a
 ``ForkedCall`` runs in a fork of this process: it sees a snapshot of everything, shares only a
 pipe, and is killed with all its children when its time is up.
 """

@@ -66,16 +66,11 @@ def new(name: str, role: str | None, place: Path) -> None:
         raise CommandError(f"what is {name} to be? --role {', '.join(keyring.ROLES[:-1])} or {keyring.ROLES[-1]}")
     made = keyring.make(place, name, role)
     click.echo(f"{place / f'{name}.secret'}: the key of {name}, a {role}; it stays on this machine")
-    _next_after(made)
-
-
-def _next_after(made: OwnKey) -> None:
-    if made.role == "coordinator":
+    if role == "coordinator":
         click.echo("next, here: shoal launch coordinator --listen tcp://ADDRESS:PORT prints the address to use")
         click.echo("next, on each other machine: shoal key new NAME --role server|worker|client")
-        return
-    click.echo("next, on the coordinator's machine:")
-    click.echo(f"    shoal key add {made.line}")
+    else:
+        click.echo(f"next, on the coordinator's machine:\n    shoal key add {made.line}")
 
 
 @key.command("add", short_help="Allow a key to connect.")
@@ -120,7 +115,9 @@ def add(line: str, group: str | None, until: str | None, place: Path) -> None:
         click.echo(f"next, there: shoal.connect(ADDRESS, group={added.group!r}), with the coordinator's ADDRESS;")
         click.echo(f"    shoal train DATA --servers-at ADDRESS --group {added.group} needs a client's key of that name")
     else:
-        click.echo(f"next, there: shoal {_doing(given)}, with the address that the coordinator prints")
+        launched = given.role in ("server", "worker")
+        command = f"launch {given.role} --at ADDRESS" if launched else "status ADDRESS"
+        click.echo(f"next, there: shoal {command}, with the address that the coordinator prints")
 
 
 def _bounds(one: PublicKey) -> str:
@@ -128,11 +125,6 @@ def _bounds(one: PublicKey) -> str:
 
     group = f" of group {one.group} alone" if one.group else ""
     return group + (f" until {expiry.written(one.until)}" if one.until else "")
-
-
-def _doing(given: PublicKey) -> str:
-    launched = {"server": "launch server --at ADDRESS", "worker": "launch worker --at ADDRESS"}
-    return launched.get(given.role, "status ADDRESS")
 
 
 @key.command("revoke", short_help="Cut a key off at once.")

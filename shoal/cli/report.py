@@ -1,7 +1,4 @@
-"""``shoal report``: pages about runs and sweeps, made from their folders.
-
-make([Path("runs/one"), Path("runs/other")], Path("both.html"))
-"""
+"""``shoal report``: pages about runs and sweeps, made from their folders."""
 
 from __future__ import annotations
 

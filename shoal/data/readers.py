@@ -248,13 +248,10 @@ class Criteo(_Parsing):
     """Click logs: 40 fields separated by tabs, some of which may be empty."""
 
     def __init__(self, hash_bits: int) -> None:
-        from shoal.data import text_kernels
-
         super().__init__()
-        self._kernels = text_kernels
         self._mask = np.uint64((1 << hash_bits) - 1)
         rows = ROOM // 40 + 1
-        self._columns = np.empty(rows * text_kernels.COLUMNS, np.uint32)
+        self._columns = np.empty(rows * self._kernels.COLUMNS, np.uint32)
         self._labels, self._lines = np.empty(rows, np.float32), np.empty(rows, np.int64)
         self._indptr = np.zeros(rows + 1, np.int64)
 

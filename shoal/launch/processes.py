@@ -113,19 +113,18 @@ class ProcessCluster(Cluster):
             self._safety.check(bind_of(listen))
         super().__init__(journal, copies)
         journal.close()  # the coordinator's process opens it
+        # Called with a process's name and why it ended. Must not block, so must not ``fork``.
         self.on_ended: Callable[[str, str], None] | None = None
-        """Called with a process's name and why it ended. Must not block, so must not ``fork``."""
+        # Called with the name of a process that was restarted and runs; after ``on_ended``.
         self.on_back: Callable[[str], None] | None = None
-        """Called with the name of a process that was restarted and runs; after ``on_ended``."""
-        self.moves: MoveSettings | None = None
-        """How segments move, where no job says so. Set it before the start."""
+        self.moves: MoveSettings | None = None  # where no job says so; set before the start
         self.supervisor = Supervisor(self._again, self._give_up)
         self._names = [f"server-{i}" for i in range(servers)]
         self._taken.update(self._names)
         self._modules, self._restart, self._over_tcp = launch.modules, restart, launch.transport == "tcp"
         self._children = ProcessPool(self.tell_ended, self._child_ended, self._happened, self._gone)
+        # Sent on close to nodes that others started; empty: nothing, so that they wait for a restart.
         self.parting = "its owner has ended it"
-        """Sent on close to nodes that others started; empty: nothing, so that they wait for a restart."""
         self._address, self._listen, self._advertise = "", listen and bind_of(listen), host_of(advertise)
         self._tokens: dict[str, str] = {}  # of the current holder of each name
         self._servers: set[str] = set()

@@ -197,11 +197,9 @@ class PoolRun(TrackedRun):
     def _is_starting(self) -> bool: ...
 
     @abstractmethod
-    def _start_done(self) -> bool:
-        pass
+    def _start_done(self) -> bool: ...
 
-    def _announce(self) -> None:
-        pass
+    def _announce(self) -> None: ...
 
     def _ready(self) -> None:
         """All workers are ready, and the first model is evaluated next."""

@@ -147,16 +147,12 @@ class EmbeddingBag(Embedding):
         num_embeddings: int | None,
         embedding_dim: int,
         mode: str = "mean",
-        *,
-        name: str,
-        update: Update | None = None,
-        initial: Initial | None = None,
-        start: Kept | None = None,
-        kv: KV | None = None,
+        **settings: Any,
     ) -> None:
+        """``settings`` are those of ``Embedding``."""
         if mode not in ("sum", "mean"):
             raise Invalid(f"mode={mode!r}: needs 'sum' or 'mean'")
-        super().__init__(num_embeddings, embedding_dim, name=name, update=update, initial=initial, start=start, kv=kv)
+        super().__init__(num_embeddings, embedding_dim, **settings)
         self.mode = mode
 
     def forward(

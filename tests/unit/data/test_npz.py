@@ -181,8 +181,8 @@ def test_a_bad_file_is_refused(tmp_path: Path, content: bytes, said: str) -> Non
         ({"x": X, "y": np.array(["cat"] * 200)}, "y holds <U3"),
         ({"x": X, "y": Y, "classes": [1, 2]}, "classes is no single number"),
         ({"x": X, "y": Y, "classes": -5}, "classes is -5: give 1 to 65,536, 0 for numbers"),
-        ({"x": X, "y": Y, "classes": 3.7}, "classes is 3.7: 1 to 65,536"),
-        ({"x": X, "y": Y, "classes": 10**9}, "classes is 1e.09: 1 to 65,536"),
+        ({"x": X, "y": Y, "classes": 3.7}, "classes is 3.7: give 1 to 65,536"),
+        ({"x": X, "y": Y, "classes": 10**9}, "classes is 1e.09: give 1 to 65,536"),
         (
             {"x": X, "y": Y, "classes": 1},
             "classes is 1, and there is a label 1: they are 0 to 0; write the right",

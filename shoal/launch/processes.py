@@ -123,7 +123,7 @@ class ProcessCluster(Cluster):
         self._taken.update(self._names)
         self._modules, self._restart, self._over_tcp = launch.modules, restart, launch.transport == "tcp"
         self._children = ProcessPool(self.tell_ended, self._child_ended, self._happened, self._gone)
-        # Sent on close to nodes that others started; empty: nothing, so that they wait for a restart.
+        # Sent on close to nodes that others started; empty: they wait for a restart.
         self.parting = "its owner has ended it"
         self._address, self._listen, self._advertise = "", listen and bind_of(listen), host_of(advertise)
         self._tokens: dict[str, str] = {}  # of the current holder of each name

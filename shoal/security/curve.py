@@ -33,7 +33,7 @@ Envelope = list[bytes]
 
 _ZAP = "inproc://zeromq.zap.01"  # where libzmq asks
 _LOOK = 0.1  # seconds between two looks at the list, while messages come
-_HOLD = limits.HELLO_WITHIN / limits.SECOND / 2  # seconds a stranger waits for the coordinator's list
+_HOLD = limits.HELLO_WITHIN / limits.SECOND / 2  # seconds for the coordinator's list
 
 
 class CurveCaller(NamedTuple):

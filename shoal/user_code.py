@@ -1,8 +1,8 @@
 """Runs users' code safely: a query or filter may raise anything, and its caller goes on.
 
-Errors can be caught (unless ``ends_us``), but not an exit of the process, an endless loop or a lack of memory. So a
-``ForkedCall`` runs in a fork of this process: it sees a snapshot of everything, shares only a
-pipe, and is killed with all its children when its time is up.
+Errors can be caught (unless ``ends_us``), but not an exit of the process, an endless loop or a lack
+of memory. So a ``ForkedCall`` runs in a fork of this process: it sees a snapshot of everything,
+shares only a pipe, and is killed with all its children when its time is up.
 """
 
 from __future__ import annotations

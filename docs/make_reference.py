@@ -108,7 +108,7 @@ def event_page() -> Iterator[str]:
 
 def python() -> Iterator[str]:
     yield f"# Python\n\n{NOTE}\n\n`import shoal` gives these names; `help(shoal.NAME)` says more.\n"
-    for name in shoal.__all__:
+    for name in sorted(shoal.__all__):
         yield first_line(getattr(shoal, name), f"- `shoal.{name}`: ")
 
 

@@ -16,58 +16,46 @@ from __future__ import annotations
 TYPE_CHECKING = False  # for type checkers only: lazy imports keep commands fast to start
 
 __version__ = "0.1.0"
+__all__ = [
+    "FTRL", "KV", "LZ4", "SGD", "AdaGrad", "Adam", "AdamW", "Assign", "BFloat16", "Cluster", "Constant",
+    "DeltaKeys", "Dense", "Each", "Float16", "Found", "Given", "Int8", "Job", "KeyList", "KeyRange",
+    "KeyValues", "Momentum", "Nesterov", "Normal", "OneBit", "RMSProp", "Run", "ShoalError", "Significant",
+    "Skip", "Sparse", "Step", "Sum", "Task", "Timing", "TopK", "Trained", "Uniform", "Zstd", "connect",
+    "filter", "local", "query", "question", "serve", "train", "update",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from shoal.client import KV as KV
-    from shoal.errors import ShoalError as ShoalError
-    from shoal.filters import LZ4 as LZ4
-    from shoal.filters import BFloat16 as BFloat16
-    from shoal.filters import DeltaKeys as DeltaKeys
-    from shoal.filters import Float16 as Float16
-    from shoal.filters import Int8 as Int8
-    from shoal.filters import OneBit as OneBit
-    from shoal.filters import Significant as Significant
-    from shoal.filters import Skip as Skip
-    from shoal.filters import TopK as TopK
-    from shoal.filters import Zstd as Zstd
-    from shoal.filters import filter as filter
-    from shoal.inspect.query import query as query
-    from shoal.job import Job as Job
-    from shoal.keys import KeyList as KeyList
-    from shoal.keys import KeyRange as KeyRange
-    from shoal.keys import KeyValues as KeyValues
-    from shoal.launch.cluster import Cluster as Cluster
-    from shoal.launch.local import connect as connect
-    from shoal.launch.local import local as local
-    from shoal.launch.remote_node import serve as serve
-    from shoal.models.trained import Trained as Trained
-    from shoal.run.finished import Run as Run
-    from shoal.run.run import train as train
-    from shoal.store.client.task import Task as Task
-    from shoal.store.query import Found as Found
-    from shoal.store.query import question as question
-    from shoal.store.table.update import FTRL as FTRL
-    from shoal.store.table.update import SGD as SGD
-    from shoal.store.table.update import AdaGrad as AdaGrad
-    from shoal.store.table.update import Adam as Adam
-    from shoal.store.table.update import AdamW as AdamW
-    from shoal.store.table.update import Assign as Assign
-    from shoal.store.table.update import Momentum as Momentum
-    from shoal.store.table.update import Nesterov as Nesterov
-    from shoal.store.table.update import RMSProp as RMSProp
-    from shoal.store.table.update import Sum as Sum
-    from shoal.store.table.update import update as update
-    from shoal.tables import Constant as Constant
-    from shoal.tables import Dense as Dense
-    from shoal.tables import Each as Each
-    from shoal.tables import Given as Given
-    from shoal.tables import Normal as Normal
-    from shoal.tables import Sparse as Sparse
-    from shoal.tables import Step as Step
-    from shoal.tables import Uniform as Uniform
-    from shoal.timing import Timing as Timing
+    from shoal.client import KV
+    from shoal.errors import ShoalError
+    from shoal.filters import LZ4, BFloat16, DeltaKeys, Float16, Int8, OneBit, Significant, Skip, TopK, Zstd, filter
+    from shoal.inspect.query import query
+    from shoal.job import Job
+    from shoal.keys import KeyList, KeyRange, KeyValues
+    from shoal.launch.cluster import Cluster
+    from shoal.launch.local import connect, local
+    from shoal.launch.remote_node import serve
+    from shoal.models.trained import Trained
+    from shoal.run.finished import Run
+    from shoal.run.run import train
+    from shoal.store.client.task import Task
+    from shoal.store.query import Found, question
+    from shoal.store.table.update import (
+        FTRL,
+        SGD,
+        AdaGrad,
+        Adam,
+        AdamW,
+        Assign,
+        Momentum,
+        Nesterov,
+        RMSProp,
+        Sum,
+        update,
+    )
+    from shoal.tables import Constant, Dense, Each, Given, Normal, Sparse, Step, Uniform
+    from shoal.timing import Timing
 
 _WHERE = {
     "shoal.errors": "ShoalError",
@@ -89,7 +77,6 @@ _WHERE = {
     "shoal.timing": "Timing",
 }
 _HOME = {name: module for module, names in _WHERE.items() for name in names.split()}
-__all__ = sorted(_HOME)
 
 
 if not TYPE_CHECKING:  # with it, mypy would accept any name and any module of this package

@@ -138,7 +138,6 @@ class OutputThread:
             self._aside.close(0.0)
 
     def close(self, seconds: float) -> int:
-        """Stop, and return how many pieces of text were not written."""
         return self._aside.close(seconds)
 
     def _put(self, data: bytes) -> None:

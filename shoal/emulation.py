@@ -2,16 +2,6 @@
 
 For studies of stragglers, of more workers than cores, and of resource managers.
 
-    [emulate]
-    per_example = 50e-6     # seconds: a gradient takes at least this per row, mostly asleep
-    slow = [0]              # these workers ...
-    factor = 5.0            # ... take so many times as long
-    arrive = 2.0            # seconds between the starts of two workers
-    preempt = 1.0           # seconds between preemptions, one worker after another ...
-    away = 0.5              # ... each this long ...
-    sticky = true           # ... and resumed as it was (else killed, and replaced)
-    task = 1                # slots until a worker leaves, and is replaced
-
 Results are marked as emulated wherever they are shown: waiting, delay and staleness are real, in
 real processes over real sockets; the computation is not. A gradient that is slower than its
 emulated time takes its own time.
@@ -73,12 +63,10 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def slows(self) -> bool:
-        """Whether the chosen workers are slower than the others."""
         return bool(self.slow) and (self.factor > 1 or self.pause > 0 or self.stall > 0)
 
     @property
     def comes_and_goes(self) -> bool:
-        """Whether workers join or leave during the run."""
         return self.arrive > 0 or self.preempt > 0 or self.task > 0
 
     def words(self) -> str:
@@ -107,8 +95,6 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Slowdown:
-    """The extra time of each computation of one worker."""
-
     def __init__(self, settings: Emulation, chosen: bool, draw: random.Random) -> None:
         self._settings, self._chosen, self._draw = settings, chosen, draw
         self._computed = 0.0

@@ -264,27 +264,9 @@ class Stopped(Happening, frozen=True, kw_only=True, tag="stopped"):
     why: str
 
 
-RunEvent = (
-    Started
-    | Progress
-    | Evaluated
-    | Joined
-    | Gone
-    | Leaving
-    | Handed
-    | Shared
-    | Split
-    | Voided
-    | Warned
-    | Saved
-    | Resumed
-    | RolledBack
-    | Spans
-    | Delayed
-    | Linked
-    | Elected
-    | Stopped
-)
+CourseEvent = Started | Progress | Evaluated | Voided | Warned | Spans | Delayed | Stopped
+MembershipEvent = Joined | Gone | Leaving | Handed | Shared | Split | Linked | Elected
+RunEvent = CourseEvent | MembershipEvent | Saved | Resumed | RolledBack
 
 _run_decoder = msgspec.json.Decoder(RunEvent)
 

@@ -21,6 +21,15 @@ from shoal.errors import Invalid
 _LONG = 1 << 20  # bytes worth a second thread
 
 
+@contextlib.contextmanager
+def or_refuse(what: str, move: str) -> Iterator[None]:
+    """Turns an OSError into Invalid: what cannot be done, why, and the next move."""
+    try:
+        yield
+    except OSError as error:
+        raise Invalid(f"cannot {what}: {error.strerror or error}: {move}") from None
+
+
 def replace_file(path: Path, contents: bytes) -> None:
     with replacing(path) as file:
         file.write(contents)
@@ -152,7 +161,6 @@ class Disk:
             return []
 
     def remove(self, path: Path) -> None:
-        """Remove a file or a folder tree, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

@@ -170,9 +170,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         try:
             self.toml()
         except UnicodeEncodeError as error:
-            raise Invalid(
-                f"{error.object!a} is no UTF-8, and no job file could hold it: rename it, or choose a UTF-8 locale"
-            ) from None
+            raise Invalid(f"{error.object!a} is not UTF-8: rename it, or choose a UTF-8 locale") from None
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Job:
@@ -282,9 +280,7 @@ def _check_names(tree: Mapping[str, Any]) -> None:
     known = list(dict.fromkeys(one for name in tables for one in (name, *(f"{name}.{its}" for its in inner[name]))))
     for name, value in tree.items():
         if name == "out":
-            raise Invalid(
-                "no setting 'out': where a run goes is said beside the job: shoal train job.toml --out runs/mine"
-            )
+            raise Invalid("no setting 'out': give the folder beside the job: shoal train job.toml --out runs/mine")
         if name not in tables:
             raise Invalid(f"no setting {name!r}{_instead(name, known)}")
         table = tables[name][:1]

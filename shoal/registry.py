@@ -29,9 +29,8 @@ def check_number(what: str, value: object) -> None:
 
 
 def check_setting(name: str) -> None:
-    """Refuse names that a named tuple of settings cannot have."""
     if name.startswith("_") or not name.isidentifier() or keyword.iskeyword(name):
-        raise Invalid(f"setting {name!r}: needs a name without a leading underscore that is no word of Python's")
+        raise Invalid(f"setting {name!r}: needs a name without leading underscore that is no Python keyword")
 
 
 def merged_settings(

@@ -3,9 +3,6 @@
 ``nohup`` starts a program with SIGHUP ignored, and a shell without job control starts its
 background jobs with SIGINT ignored. A handler would undo that: a run under ``nohup`` would end
 with its terminal. SIGTERM is always handled: schedulers end a run by it.
-
-Ctrl-C itself is Python's KeyboardInterrupt: ``run.run`` saves what was learned, ``cli.train`` says
-how to resume, ``cli.main`` ends the command with exit code 130.
 """
 
 from __future__ import annotations

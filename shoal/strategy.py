@@ -80,11 +80,8 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return self.on_servers
 
     def check(self, job: Any) -> None:
-        """Refuse settings of the job that it does not support."""
         if job.update.rule == "block_proximal":
-            raise Invalid(
-                f"update.rule={job.update.rule!r} is for strategy 'block-proximal': take that, or another rule"
-            )
+            raise Invalid(f"update.rule={job.update.rule!r} is for strategy 'block-proximal': take it, or another")
         if job.stop.is_solved_by_rule:
             raise Invalid(
                 "stop.objective and stop.violation are for strategy 'block-proximal', which solves an objective: "

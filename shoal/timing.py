@@ -141,13 +141,10 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         low, high = SCALES
         if not low <= self.scale <= high:
-            raise Invalid(
-                f"timing.scale={self.scale:g}: needs {low:g} to {high:g}; 1 leaves all as it is, 4 suits a WAN"
-            )
+            raise Invalid(f"timing.scale={self.scale:g}: needs {low:g} to {high:g}; 1 changes nothing, 4 suits a WAN")
         self.intervals()
 
     def intervals(self) -> TimingSettings:
-        """The complete settings of the nodes."""
         found: dict[str, int] = {}
         for name in TimingSettings.__struct_fields__:
             given = getattr(self, name)

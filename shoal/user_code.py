@@ -1,14 +1,8 @@
 """Runs users' code safely: a query or filter may raise anything, and its caller goes on.
 
-try: ...                                  the user's code
-except BaseException as error:
-    if ends_us(error):
-        raise
-    raise Invalid(f"question 'mine' failed: {told(error)}") from None
-
-Errors can be caught, but not an exit of the process, an endless loop or a lack of memory. So a
-``ForkedCall`` runs in a fork of this process: it sees a snapshot of everything, shares only a
-pipe, and is killed with all its children when its time is up.
+Errors can be caught (unless ``ends_us``), but not an exit of the process, an endless loop or a lack
+of memory. So a ``ForkedCall`` runs in a fork of this process: it sees a snapshot of everything,
+shares only a pipe, and is killed with all its children when its time is up.
 """
 
 from __future__ import annotations
@@ -84,9 +78,8 @@ class ForkedCall:
         self._deadline = time.monotonic() + seconds
         self._pipe, ours = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # with threads: a lock held by one only costs the child its time
+            # about threads: a lock that one holds only costs the child its time
+            warnings.simplefilter("ignore", DeprecationWarning)
             try:
                 self.pid = os.fork()
             except OSError:

@@ -40,9 +40,7 @@ def bench() -> None:
 def _benches() -> dict[str, tuple[str, str]]:
     """The benchmarks beside the package: present in a clone, absent in an installed package."""
     if not (_ROOT / "benchmarks" / "harness.py").is_file():
-        raise CommandError(
-            "the benchmarks are not installed here: they lie beside the package in a clone of the project"
-        )
+        raise CommandError("the benchmarks are not installed: they are beside the package in a clone of the project")
     if str(_ROOT) not in sys.path:
         sys.path.insert(0, str(_ROOT))
     found: dict[str, tuple[str, str]] = importlib.import_module("benchmarks").BENCHES

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.common import as_json, changes, command, make_console, out_folder, say
+from shoal.cli.common import as_json, changes, command, make_console, option, out_folder, say
 
 if TYPE_CHECKING:
     from shoal.chaos.plan import ChaosSettings
@@ -24,32 +24,25 @@ MORE = 2  # servers that may join in addition
 
 @command
 @click.argument("data", default="clicks")
-@click.option("--seed", type=int, default=0, show_default=True, help="Draw the faults from this seed.")
-@click.option(
-    "--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="How long the clean run takes."
-)
-@click.option(
-    "--servers", type=click.IntRange(1), default=3, show_default=True, help="How many servers hold the model."
-)
-@click.option("--workers", type=click.IntRange(2), default=4, show_default=True, help="How many workers compute.")
-@click.option(
-    "--copies", type=click.IntRange(1, 3), default=2, show_default=True, help="How many servers hold each segment."
-)
-@click.option(
+@option("--seed", type=int, default=0, help="Draw the faults from this seed.")
+@option("--seconds", type=click.FloatRange(1), default=30.0, help="How long the clean run takes.")
+@option("--servers", type=click.IntRange(1), default=3, help="How many servers hold the model.")
+@option("--workers", type=click.IntRange(2), default=4, help="How many workers compute.")
+@option("--copies", type=click.IntRange(1, 3), default=2, help="How many servers hold each segment.")
+@option(
     "--strategy",
     type=click.Choice(["sync", "bounded", "async", "block-proximal"]),
     default="async",
-    show_default=True,
     help="How the workers are kept in step.",
 )
 @changes
-@click.option(
+@option(
     "--without",
     type=click.Choice(list(SHARES)),
     multiple=True,
     help="Leave out this kind of fault; without cuts, messages go through no proxy.",
 )
-@click.option("--beyond", is_flag=True, help="Also kill the last copy, so that the run rolls back to a checkpoint.")
+@option("--beyond", is_flag=True, help="Also kill the last copy, so that the run rolls back to a checkpoint.")
 @out_folder("Write report.json and timeline.png here.")
 @as_json("Print the report as JSON.")
 def chaos(
@@ -113,17 +106,15 @@ def _check_out(out: Path | None) -> None:
     """Check that the report can be written, before the drill."""
     import tempfile
 
-    from shoal.errors import Invalid
+    from shoal.files import or_refuse
 
     if out is None:
         return
-    try:
+    with or_refuse(f"write to {out}", "choose another folder (--out)"):
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out) as file:
             file.write(b"report")
             file.flush()
-    except OSError as error:
-        raise Invalid(f"cannot write to {out}: {error.strerror}: choose another folder (--out)") from None
 
 
 def _show(report: ChaosReport, as_json: bool, out: Path | None) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from shoal.run.folder import RunFolder
     from shoal.views.run_record import RunRecord
 
+_ENDS = 10.0  # seconds from the end of a run's servers until its files are written
+_LOOK = 0.05  # seconds between checks for them
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -113,6 +116,11 @@ def on_interrupt(left: Callable[[], str], waits: str = "", word: str = "interrup
 command = click.command(cls=ShoalCommand)
 
 
+def option(*names: str, **settings: Any) -> Decorator:
+    """``click.option``, whose help shows the default."""
+    return click.option(*names, **{"show_default": settings.get("default", "") != "", **settings})
+
+
 def options_of(*options: Decorator) -> Decorator:
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -123,19 +131,19 @@ def options_of(*options: Decorator) -> Decorator:
 
 
 def as_json(help: str = "Print it as JSON.") -> Decorator:
-    return click.option("--json", "as_json", is_flag=True, help=help)
+    return option("--json", "as_json", is_flag=True, help=help)
 
 
 def at_least_one(name: str, help: str) -> Decorator:
-    return click.option(name, type=click.IntRange(1), help=help)
+    return option(name, type=click.IntRange(1), help=help)
 
 
 def out_folder(help: str) -> Decorator:
-    return click.option("--out", type=click.Path(file_okay=False, path_type=Path), help=help)
+    return option("--out", type=click.Path(file_okay=False, path_type=Path), help=help)
 
 
 def out_file(help: str) -> Decorator:
-    return click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help=help)
+    return option("--out", type=click.Path(dir_okay=False, path_type=Path), help=help)
 
 
 def _parse_changes(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, Any]:
@@ -148,7 +156,7 @@ def _parse_changes(ctx: click.Context, param: click.Parameter, value: tuple[str,
         raise click.BadParameter(str(error), param_hint="--set") from None
 
 
-changes = click.option(
+changes = option(
     "--set",
     "changes",
     metavar="A.B=C",
@@ -159,22 +167,22 @@ changes = click.option(
 run_or_address = click.argument("where", metavar="RUN|ADDRESS")
 # as in ``Safety.chosen``, for commands that use other machines
 asks_for_keys = options_of(
-    click.option(
+    option(
         "--keys",
         metavar="FOLDER",
         help="The folder of this host's keys (shoal key).  [default: SHOAL_KEYS or ~/.config/shoal/keys, off this machine]",
     ),
-    click.option("--insecure", is_flag=True, help="Talk to other machines without keys: anybody could do anything."),
+    option("--insecure", is_flag=True, help="Talk to other machines without keys: anybody could do anything."),
 )
 # of ``shoal train`` and ``shoal launch coordinator``; ``settings_from`` reads them
 of_a_run = options_of(
-    click.option("--model", help="logistic, hinge, squared; a network: linear, cnn, sheet, or your own, net.py:Net."),
+    option("--model", help="logistic, hinge, squared; a network: linear, cnn, sheet, or your own, net.py:Net."),
     at_least_one("--copies", "How many servers hold each segment of the model."),
-    click.option("--epochs", type=float, help="How often all rows are learned from.  [default: 5]"),
-    click.option("--seed", type=int, help="Draw the order of the rows, and made-up rows, from this seed."),
+    option("--epochs", type=float, help="How often all rows are learned from.  [default: 5]"),
+    option("--seed", type=int, help="Draw the order of the rows, and made-up rows, from this seed."),
     changes,
     out_folder("Write the run to this folder.  [default: runs/...]"),
-    click.option(
+    option(
         "--verbosity",
         type=click.IntRange(0, 3),
         help="0 prints errors only, 1 how it goes, 2 also who joins, what is saved and where time goes, 3 every event.  [default: 1]",
@@ -202,8 +210,22 @@ def settings_from(options: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- runs
 
 
+def no_answer(who: str, where: str) -> click.ClickException:
+    """The error about a run or cluster that does not answer; ``who`` does not."""
+    why = f"{who}: it has ended, or is just being started again; look again in a moment"
+    more = "" if "://" in where else f"; if it was killed, go on with it: shoal train --resume {where}"
+    return click.ClickException(why + more)
+
+
+def job_from(data: str, settings: dict[str, Any]) -> Job:
+    """The job in a file (.toml), or that trains on this data."""
+    from shoal.job import Job
+    from shoal.settings import changed
+
+    return Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
+
+
 def new_run(job: Job, out: Path | None) -> RunFolder:
-    """The folder of a run: ``out``, which may have an unfinished run, or a numbered one."""
     from shoal.run.folder import RunFolder
     from shoal.run.resume import open_folder
 
@@ -218,6 +240,16 @@ def finished_run(folder: Path, settings: dict[str, Any]) -> Run | None:
     if (run := finished(folder, settings)) is not None:
         say(f"{click.format_filename(folder)} is finished: there is nothing to go on with")
     return run
+
+
+def ends_soon(where: str) -> bool:
+    """Whether the run has ended, as its folder says; waits until its last files are written."""
+    from shoal.inspect.query import is_over
+
+    deadline = time.monotonic() + _ENDS
+    while not (over := is_over(where)) and "://" not in where and time.monotonic() < deadline:
+        time.sleep(_LOOK)
+    return over
 
 
 # ---------------------------------------------------------------- printing

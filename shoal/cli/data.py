@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.common import CommandError, SuggestingGroup, as_json, print_json, say
+from shoal.cli.common import CommandError, SuggestingGroup, as_json, option, print_json, say
 
 if TYPE_CHECKING:
     from shoal.data.split import SplitInfo
@@ -44,11 +44,11 @@ def list_data(as_json: bool) -> None:
 @data.command("make", short_help="Write rows of a generated set to a file.")
 @click.argument("name")
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--rows", type=click.IntRange(1), default=100_000, show_default=True, help="How many rows to write.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Draw the rows from this seed.")
-@click.option("--features", type=click.IntRange(1), help="How many features the rows have.  [default: the set's own]")
-@click.option("--test", is_flag=True, help="Make other rows of the same truth, to test on.")
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@option("--rows", type=click.IntRange(1), default=100_000, help="How many rows to write.")
+@option("--seed", type=int, default=0, help="Draw the rows from this seed.")
+@option("--features", type=click.IntRange(1), help="How many features the rows have.  [default: the set's own]")
+@option("--test", is_flag=True, help="Make other rows of the same truth, to test on.")
+@option("--force", is_flag=True, help="Replace the file if it exists.")
 def make_data(name: str, path: Path, rows: int, seed: int, features: int | None, test: bool, force: bool) -> None:
     """Write rows of a made-up set (clicks, rcv1-like) to PATH as LIBSVM text; .gz, .bz2
     and .xz are compressed.
@@ -56,9 +56,7 @@ def make_data(name: str, path: Path, rows: int, seed: int, features: int | None,
     from shoal.data.export import make
 
     if path.is_file() and not force:
-        raise CommandError(
-            f"{click.format_filename(path)} is there already: take another name, or --force to replace it"
-        )
+        raise CommandError(f"{click.format_filename(path)} exists already: take another name, or --force")
     size = make(name, rows, seed, path, features, test)
     shown = click.format_filename(path)
     click.echo(f"{rows:,} rows, {size:,} bytes: {shown}; train on it: shoal train {shown}")
@@ -80,17 +78,16 @@ def fetch_data(name: str) -> None:
 
 @data.command("split", short_help="Divide a set between clients, a file for each.")
 @click.argument("source", metavar="SET")
-@click.option("--clients", type=click.IntRange(1), default=5, show_default=True, help="How many clients get rows.")
-@click.option(
+@option("--clients", type=click.IntRange(1), default=5, help="How many clients get rows.")
+@option(
     "--by",
     type=click.Choice(["even", "shuffled", "label", "dirichlet"]),
     default="even",
-    show_default=True,
     help="Equal parts in order, of a shuffle, or sorted by label; or random shares of each label.",
 )
-@click.option("--alpha", type=float, help="With dirichlet, a small value gives each client few labels.  [default: 0.5]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Draw shuffled and dirichlet from this seed.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write to this folder.  [default: SET-CLIENTS-BY]")
+@option("--alpha", type=float, help="With dirichlet, a small value gives each client few labels.  [default: 0.5]")
+@option("--seed", type=int, default=0, help="Draw shuffled and dirichlet from this seed.")
+@option("--out", type=click.Path(path_type=Path), help="Write to this folder.  [default: SET-CLIENTS-BY]")
 @as_json("Print split.json instead of a table.")
 def split_data(
     source: str, clients: int, by: Any, alpha: float | None, seed: int, out: Path | None, as_json: bool

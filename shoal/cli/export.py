@@ -7,29 +7,28 @@ from pathlib import Path
 
 import click
 
-from shoal.cli.common import Seconds, command, say
+from shoal.cli.common import Seconds, command, option, say
 from shoal.limits import SECOND, UPLOAD_SILENCE
 from shoal.signals import end_when_told
 
 
 @command
 @click.argument("folder", metavar="RUN|SWEEP", type=click.Path(path_type=Path))
-@click.option(
+@option(
     "--out",
     metavar="FILE.tar.gz",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The archive; one of that name is replaced.  [default: NAME.tar.gz beside the folder]",
 )
-@click.option(
+@option(
     "--upload",
     metavar="URL",
     help="Send it there (HTTP PUT; an address that ends in / gets the archive's name), and print the link that comes back.",
 )
-@click.option(
+@option(
     "--timeout",
     type=Seconds(0.1, 3600),
     default=UPLOAD_SILENCE / SECOND,
-    show_default=True,
     help="Seconds without a sign of the other side after which sending is given up.",
 )
 def export(folder: Path, out: Path | None, upload: str | None, timeout: float) -> None:

@@ -10,46 +10,47 @@ from typing import Any
 import click
 
 from shoal import limits
-from shoal.cli.common import Seconds, as_json, asks_for_keys, command, print_json, run_or_address, say
+from shoal.cli.common import (
+    Seconds,
+    as_json,
+    asks_for_keys,
+    command,
+    ends_soon,
+    option,
+    print_json,
+    run_or_address,
+    say,
+)
 from shoal.signals import end_when_told
-
-_ENDS = 10.0  # seconds from the end of a run's servers until its files are written
-_LOOK = 0.1  # seconds between checks for them
 
 
 @command
 @run_or_address
-@click.option("--allow", metavar="GROUP", help="Say what this group may have from now on, by the options below.")
-@click.option(
+@option("--allow", metavar="GROUP", help="Say what this group may have from now on, by the options below.")
+@option(
     "--mb", type=click.IntRange(0), help="Megabytes of weights; 0: no bound.  [default: as before; at first no bound]"
 )
-@click.option(
+@option(
     "--tables",
     type=click.IntRange(0),
     help=f"How many tables it may have.  [default: as before; at first {limits.GROUP_TABLES}]",
 )
-@click.option(
+@option(
     "--members",
     type=click.IntRange(0),
     help=f"How many members it may have.  [default: as before; at first {limits.GROUP_MEMBERS}]",
 )
-@click.option(
+@option(
     "--reads",
     multiple=True,
     metavar="GROUP",
     help="It may pull from that group's tables; cluster: those of none; may be repeated.  [default: as before]",
 )
-@click.option("--dissolve", metavar="GROUP", help="Forget all tables of a group that is not at work any more.")
+@option("--dissolve", metavar="GROUP", help="Forget all tables of a group that is not at work any more.")
 @as_json()
 @asks_for_keys
 def groups(
-    where: str,
-    allow: str | None,
-    dissolve: str | None,
-    as_json: bool,
-    keys: str | None,
-    insecure: bool,
-    **bounds: Any,
+    where: str, allow: str | None, dissolve: str | None, as_json: bool, keys: str | None, insecure: bool, **bounds: Any
 ) -> None:
     """Groups of workers on one group of servers: what each has, and what it may have.
 
@@ -124,16 +125,14 @@ def _line(one: dict[str, Any]) -> str:
 @command
 @run_or_address
 @click.argument("data", metavar="DATA")
-@click.option(
+@option(
     "--job",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The job file of the run, where an ADDRESS is given.",
 )
-@click.option(
-    "--table", default="weights", show_default=True, help="The table to judge; another group's is called group/weights."
-)
-@click.option("--group", default="", help="Judge as a member of this group, which may read that table.")
-@click.option("--every", type=Seconds(0.05), help="Judge again every so many seconds, while the run goes on.")
+@option("--table", default="weights", help="The table to judge; another group's is called group/weights.")
+@option("--group", default="", help="Judge as a member of this group, which may read that table.")
+@option("--every", type=Seconds(0.05), help="Judge again every so many seconds, while the run goes on.")
 @as_json("Print one line of JSON for each evaluation.")
 @asks_for_keys
 def evaluate(
@@ -172,21 +171,11 @@ def evaluate(
             try:
                 found = judging.look()
             except ShoalError:
-                if not _is_over(where):
+                if not ends_soon(where):
                     raise
                 say("the run is over")
                 return
             _show(found, as_json)
-
-
-def _is_over(where: str) -> bool:
-    """Whether its servers are gone because the run has ended; waits for its last files."""
-    from shoal.inspect.query import is_over
-
-    deadline = time.monotonic() + _ENDS
-    while not (over := is_over(where)) and "://" not in where and time.monotonic() < deadline:
-        time.sleep(_LOOK)  # no message says so: its folder does
-    return over
 
 
 def _show(found: Any, as_json: bool) -> None:

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shoal.cli.common import CommandError, asks_for_keys, command, out_folder, print_json, run_or_address, say
+from shoal.cli.common import (
+    CommandError,
+    asks_for_keys,
+    command,
+    no_answer,
+    option,
+    out_folder,
+    print_json,
+    run_or_address,
+    say,
+)
 from shoal.cli.launch import of_a_server, of_a_worker, take_part, taking_part
 from shoal.signals import handled
 
@@ -23,7 +33,7 @@ _WITHIN = 30.0  # seconds: the run may be restarting
 
 @command
 @run_or_address
-@click.option(
+@option(
     "--as",
     "role",
     type=click.Choice(["server", "worker"]),
@@ -130,13 +140,10 @@ def _answering(where: str) -> Iterator[None]:
     try:
         yield
     except Unanswered:
-        raise click.ClickException(
-            f"nobody answers at {where}: it has ended, or is just being started again; look at the address, and try again"
-        ) from None
+        raise no_answer(f"nobody answers at {where}", where) from None
 
 
 def show_peers(where: str, as_json: bool) -> None:
-    """Print the state of a run of peers: members, leader, progress."""
     from shoal.events import counted
     from shoal.schedule.stop_rules import ENDLESS
     from shoal.strategies.peers import join as peers

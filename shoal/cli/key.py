@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import CommandError, Decorator, SuggestingGroup, as_json, print_json
+from shoal.cli.common import CommandError, Decorator, SuggestingGroup, as_json, option, print_json
 
 if TYPE_CHECKING:
     from shoal.security.keyring import OwnKey, PublicKey
@@ -22,7 +22,7 @@ def _place(ctx: click.Context, param: click.Parameter, value: str | None) -> Pat
 
 
 def _keys(*names: str) -> Decorator:
-    return click.option(
+    return option(
         *names,
         "place",
         metavar="FOLDER",
@@ -55,7 +55,7 @@ def key() -> None:
 
 @key.command("new", short_help="Make a key pair for this host.")
 @click.argument("name")
-@click.option("--role", help="coordinator, server, worker or client.  [default: what the name begins with]")
+@option("--role", help="coordinator, server, worker or client.  [default: what the name begins with]")
 @_keys("--keys", "--out")
 def new(name: str, role: str | None, place: Path) -> None:
     """Make a key pair called NAME: a secret that stays here, and a line for the others."""
@@ -66,28 +66,21 @@ def new(name: str, role: str | None, place: Path) -> None:
         raise CommandError(f"what is {name} to be? --role {', '.join(keyring.ROLES[:-1])} or {keyring.ROLES[-1]}")
     made = keyring.make(place, name, role)
     click.echo(f"{place / f'{name}.secret'}: the key of {name}, a {role}; it stays on this machine")
-    _next_after(made)
-
-
-def _next_after(made: OwnKey) -> None:
-    if made.role == "coordinator":
-        click.echo(
-            "next, here: shoal launch coordinator --listen tcp://ADDRESS:PORT prints the address to call, which has this key in it"
-        )
+    if role == "coordinator":
+        click.echo("next, here: shoal launch coordinator --listen tcp://ADDRESS:PORT prints the address to use")
         click.echo("next, on each other machine: shoal key new NAME --role server|worker|client")
-        return
-    click.echo("next, on the coordinator's machine:")
-    click.echo(f"    shoal key add {made.line}")
+    else:
+        click.echo(f"next, on the coordinator's machine:\n    shoal key add {made.line}")
 
 
 @key.command("add", short_help="Allow a key to connect.")
 @click.argument("line", metavar="LINE|FILE")
-@click.option(
+@option(
     "--group",
     metavar="GROUP",
     help="Confine it to this group of workers; cluster: to none.  [default: as before; at first to none]",
 )
-@click.option(
+@option(
     "--until",
     metavar="TIME",
     help="When it expires: at the end of 2026-12-31, at 2026-12-31T18:00 (both UTC), after 30d or 12h, or never.  [default: as before; at first never]",
@@ -110,9 +103,7 @@ def add(line: str, group: str | None, until: str | None, place: Path) -> None:
     if group == "":  # an unset variable of a script must not remove a bound
         raise CommandError(f"--group is empty: name a group, or {CLUSTER} for none")
     if end and any(one.public == given.public for one in keyring.own_keys(place)):
-        raise CommandError(
-            f"--until {until}: {given.name} is this machine's own key, which is always let in here and does not expire"
-        )
+        raise CommandError(f"--until {until}: {given.name} is this host's own key, which does not expire here")
     before = keyring.allow(place, given, "" if group == CLUSTER else group, end)
     added = next(one for one in keyring.read_list(place)[0] if one.public == given.public)
     click.echo(f"{given.name} may come in as a {given.role}{_bounds(added)} (the list is {place / keyring.ALLOWED})")
@@ -121,14 +112,12 @@ def add(line: str, group: str | None, until: str | None, place: Path) -> None:
     if given.role == "coordinator":
         click.echo("next, here: its plain address (tcp://HOST:PORT) is enough to call it from now on")
     elif added.group:
-        click.echo(
-            f"next, there: shoal.connect(ADDRESS, group={added.group!r}), with the address that the coordinator prints;"
-        )
-        click.echo(
-            f"    shoal train DATA --servers-at ADDRESS --group {added.group} needs the client's key called {added.group}"
-        )
+        click.echo(f"next, there: shoal.connect(ADDRESS, group={added.group!r}), with the coordinator's ADDRESS;")
+        click.echo(f"    shoal train DATA --servers-at ADDRESS --group {added.group} needs a client's key of that name")
     else:
-        click.echo(f"next, there: shoal {_doing(given)}, with the address that the coordinator prints")
+        launched = given.role in ("server", "worker")
+        command = f"launch {given.role} --at ADDRESS" if launched else "status ADDRESS"
+        click.echo(f"next, there: shoal {command}, with the address that the coordinator prints")
 
 
 def _bounds(one: PublicKey) -> str:
@@ -136,11 +125,6 @@ def _bounds(one: PublicKey) -> str:
 
     group = f" of group {one.group} alone" if one.group else ""
     return group + (f" until {expiry.written(one.until)}" if one.until else "")
-
-
-def _doing(given: PublicKey) -> str:
-    launched = {"server": "launch server --at ADDRESS", "worker": "launch worker --at ADDRESS"}
-    return launched.get(given.role, "status ADDRESS")
 
 
 @key.command("revoke", short_help="Cut a key off at once.")
@@ -151,9 +135,7 @@ def revoke(name: str, place: Path) -> None:
     from shoal.security import keyring
 
     gone = keyring.revoke(place, name)
-    click.echo(
-        f"the key of {name} ({gone[0].role}) was revoked; to let it in again it needs a new one: shoal key new, there"
-    )
+    click.echo(f"the key of {name} ({gone[0].role}) was revoked; to be let in again it needs a new one (shoal key new)")
 
 
 @key.command("list", short_help="List the keys of this host and those that may connect.")
@@ -190,9 +172,7 @@ def _show_list(may: list[PublicKey], own: list[OwnKey]) -> None:
             over = 0 < one.until <= expiry.now()
             click.echo(f"    {one.line}{' (expired: it is refused)' if over else ''}")
     elif own and all(one.role != "coordinator" for one in own):
-        click.echo(
-            "who may call is said on the coordinator's machine, and it tells the servers: nothing is missing here"
-        )
+        click.echo("the coordinator's host says who may call, and tells the servers: nothing is missing here")
     else:
         click.echo("nobody may call: shoal key add LINE")
 

@@ -23,6 +23,7 @@ from shoal.cli.common import (
     asks_for_keys,
     at_least_one,
     of_a_run,
+    option,
     options_of,
     out_file,
     say,
@@ -61,32 +62,28 @@ def launch() -> None:
     """
 
 
-_at = click.option(
-    "--at", "where", metavar="ADDRESS|RUN", required=True, help="The coordinator's address, or its run's folder."
-)
+_at = option("--at", "where", metavar="ADDRESS|RUN", required=True, help="The coordinator's address, or run folder.")
 of_a_server = options_of(
-    click.option("--listen", metavar="ADDRESS", help="A server listens here.  [default: towards the coordinator]"),
-    click.option("--advertise", metavar="ADDRESS", help="A server is reached at this address, if it is another one."),
+    option("--listen", metavar="ADDRESS", help="A server listens here.  [default: towards the coordinator]"),
+    option("--advertise", metavar="ADDRESS", help="A server is reached at this address, if it is another one."),
 )  # fmt: skip
-of_a_worker = click.option(
-    "--data", metavar="PATH", help="A worker finds the rows here on this host.  [default: as the job says]"
-)
+of_a_worker = option("--data", metavar="PATH", help="A worker reads its rows here.  [default: as the job says]")
 taking_part = options_of(
-    click.option("--name", help="The node's name.  [default: its role, this host and a random part]"),
-    click.option("--modules", multiple=True, help="Import this code (mine, net.py:Net); may be repeated."),
-    click.option("--count", type=click.IntRange(1, limits.COUNT), default=1, show_default=True, help="Start so many processes."),
-    click.option(
+    option("--name", help="The node's name.  [default: its role, this host and a random part]"),
+    option("--modules", multiple=True, help="Import this code (mine, net.py:Net); may be repeated."),
+    option("--count", type=click.IntRange(1, limits.COUNT), default=1, help="Start so many processes."),
+    option(
         "--patience",
         type=Seconds(1.0),
         metavar="SECONDS",
         help="End after so many seconds without the coordinator, which may be restarted.  [default: as the coordinator says, 60]",
     ),
-    click.option(
+    option(
         "--within", type=Seconds(1.0), metavar="SECONDS", help="Wait so long for the coordinator.  [default: 600]"
     ),
-    click.option("--quiet", is_flag=True, help="Print only how it ended."),
+    option("--quiet", is_flag=True, help="Print only how it ended."),
     # set by --count: one of so many processes
-    click.option("--share", type=click.IntRange(1, limits.COUNT), default=1, hidden=True),
+    option("--share", type=click.IntRange(1, limits.COUNT), default=1, hidden=True),
     asks_for_keys,
 )  # fmt: skip
 
@@ -135,12 +132,12 @@ def take_part(where: str, role: Any, **options: Any) -> None:
 
 @launch.command(short_help="Coordinate a run or a store.")
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
-@click.option("--listen", metavar="ADDRESS", help="Listen here, such as tcp://10.0.0.1:7000.")
-@click.option("--advertise", metavar="ADDRESS", help="Others reach it at this address, if it is another one.")
+@option("--listen", metavar="ADDRESS", help="Listen here, such as tcp://10.0.0.1:7000.")
+@option("--advertise", metavar="ADDRESS", help="Others reach it at this address, if it is another one.")
 @at_least_one("--servers", "Begin when so many servers have joined.  [default: 1]")
 @at_least_one("--workers", "Begin when so many workers have joined.  [default: 1]")
-@click.option("--strategy", help="sync, bounded, async or block-proximal.")
-@click.option("--within", type=Seconds(1.0), metavar="SECONDS", help="Wait so long for the servers.  [default: 600]")
+@option("--strategy", help="sync, bounded, async or block-proximal.")
+@option("--within", type=Seconds(1.0), metavar="SECONDS", help="Wait so long for the servers.  [default: 600]")
 @of_a_run
 def coordinator(**options: Any) -> None:
     """Coordinate a run whose servers and workers come from elsewhere; without DATA, a store.
@@ -221,11 +218,9 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 @at_least_one("--workers", f"How many workers run the script.  [default: {_DEFAULTS['workers']}]")
 @at_least_one("--servers", f"How many servers hold the model.  [default: {_DEFAULTS['servers']}]")
 @at_least_one("--copies", f"How many servers hold each segment of it.  [default: {_DEFAULTS['copies']}]")
-@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
-@click.option("--script", "scheduler", type=click.Choice(SCHEDULERS), help="Run nothing: write a batch script.")
-@click.option(
-    "--walltime", default="01:00:00", show_default=True, help="How long the batch job may take: hours:minutes:seconds."
-)
+@option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
+@option("--script", "scheduler", type=click.Choice(SCHEDULERS), help="Run nothing: write a batch script.")
+@option("--walltime", default="01:00:00", help="How long the batch job may take: hours:minutes:seconds.")
 @at_least_one("--cores", "How many cores the batch job asks for.  [default: workers and servers]")
 @out_file("Write the batch script to this file.")
 @click.argument("script", metavar="SCRIPT|JOB.toml")
@@ -276,6 +271,7 @@ def _launch(command: list[str], workers: int, servers: int, copies: int) -> None
 
 
 def _write_batch_script(script: str, command: list[str], given: dict[str, int], options: Mapping[str, Any]) -> None:
+    from shoal.files import or_refuse
     from shoal.job import Job
     from shoal.launch.batch_scripts import batch_script, submit
 
@@ -301,12 +297,8 @@ def _write_batch_script(script: str, command: list[str], given: dict[str, int], 
         click.echo(text, nl=False)
         return
     shown = click.format_filename(out)
-    try:
+    with or_refuse(f"write {shown}", "take another name or place"):
         with out.open("x") as stream:
             stream.write(text)
         out.chmod(0o755)  # oarsub needs it
-    except FileExistsError:
-        raise CommandError(f"{shown} is there already: take another name") from None
-    except OSError as error:
-        raise CommandError(f"cannot write {shown} ({error.strerror}): take another place") from None
     click.echo(f"submit it: {submit(scheduler, str(out))}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoal import limits
-from shoal.cli.common import finished_run, new_run, on_interrupt, say, settings_from
+from shoal.cli.common import finished_run, job_from, new_run, on_interrupt, say, settings_from
 from shoal.errors import ClusterError, Invalid
 from shoal.inspect.status import ADDRESS, write_address
 from shoal.job import Job, LaunchSettings
@@ -24,7 +24,6 @@ from shoal.launch.remote_cluster import RemoteCluster, RemoteHosts, stands, stan
 from shoal.launch.saved_store import SavedStore, hold, saved_in
 from shoal.nodes.journal import JournalFile
 from shoal.security.safety import Safety
-from shoal.settings import changed
 from shoal.signals import handled
 from shoal.timing import timing_from
 
@@ -36,7 +35,6 @@ _LOOK = 0.5  # seconds between checks of the coordinator
 
 
 def run(options: Mapping[str, Any]) -> Run:
-    """Run to the end; resumes the run in the folder, if there is one."""
     from shoal.run.resume import reopen
     from shoal.run.run import execute
     from shoal.views.terminal import view
@@ -47,7 +45,8 @@ def run(options: Mapping[str, Any]) -> Run:
             return ended
         job, folder = reopen(out, settings)
     else:
-        job = _job(options["data"], settings)
+        is_file = options["data"].endswith(".toml")
+        job = job_from(options["data"], settings if is_file else {"workers": 1, **settings})
         folder = new_run(job, out)
     try:
         _check(job)
@@ -74,12 +73,6 @@ def _left(folder: Path) -> str:
     return ""
 
 
-def _job(data: str, settings: dict[str, Any]) -> Job:
-    if data.endswith(".toml"):
-        return Job.load(Path(data), settings)
-    return Job.of(changed({"data": data}, {"workers": 1, **settings}))
-
-
 def _check(job: Job) -> None:
     if not job.strategy.on_servers:
         raise Invalid(
@@ -89,7 +82,7 @@ def _check(job: Job) -> None:
     if job.launch.how != "processes":
         raise Invalid(f"launch.how={job.launch.how!r}: nodes that come from elsewhere are processes: leave it out")
     if not job.launch.listen:
-        raise Invalid("nobody could come: say where others reach it (--listen tcp://ADDRESS:PORT)")
+        raise Invalid("nobody could join: say where to listen (--listen tcp://ADDRESS:PORT)")
     check_listening(job)
 
 
@@ -98,14 +91,10 @@ def store(options: Mapping[str, Any]) -> None:
     changes = options["changes"]
     others = [f"--set {name}" for name in changes if not name.startswith("timing.")]
     if wrong := [f"--{name}" for name in ignored if options[name] is not None] + others:
-        raise Invalid(
-            f"a store trains nothing ({', '.join(wrong)}): give DATA or a JOB.toml to train on, or leave these away"
-        )
+        raise Invalid(f"a store trains nothing ({', '.join(wrong)}): give DATA or a JOB.toml, or leave these away")
     timing = timing_from({name.removeprefix("timing."): value for name, value in changes.items()}) if changes else None
     if not options["listen"]:
-        raise Invalid(
-            "nobody could come: say where others reach it (--listen tcp://ADDRESS:PORT), or give DATA to train on"
-        )
+        raise Invalid("nobody could join: say where to listen (--listen tcp://ADDRESS:PORT), or give DATA to train on")
     bind, advertise = bind_of(options["listen"]), options["advertise"] or ""
     check_callable(options["listen"], advertise)
     safety = Safety.chosen(options["keys"], options["insecure"], at=bind)

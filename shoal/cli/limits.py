@@ -27,9 +27,7 @@ def limits(name: str | None) -> None:
         found = [(title, [one for one in rows if name.lower() in one[0].lower()]) for title, rows in sections]
         if not any(rows for _, rows in found):
             names = [one[0] for _, rows in sections for one in rows]
-            raise CommandError(
-                f"no bound is called like {name!r}: {meant(name.upper(), names, 'shoal limits lists all')}"
-            )
+            raise CommandError(f"no bound is like {name!r}: {meant(name.upper(), names, 'shoal limits lists all')}")
         sections = found
     for title, rows in sections:
         if not rows:

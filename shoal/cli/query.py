@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import Seconds, as_json, asks_for_keys, command, make_console, print_json, run_or_address
+from shoal.cli.common import (
+    Seconds,
+    as_json,
+    asks_for_keys,
+    command,
+    ends_soon,
+    make_console,
+    no_answer,
+    option,
+    print_json,
+    run_or_address,
+)
 from shoal.limits import COORDINATOR
 from shoal.signals import end_when_told
 
@@ -25,15 +36,13 @@ _LOOKS_LOST = 3  # failures in a row until the cluster counts as gone
 
 @command
 @run_or_address
-@click.option("--table", help="Show this table.  [default: weights, or the only one there is]")
-@click.option(
-    "--top", type=click.IntRange(0, 1_000), default=10, show_default=True, help="Show so many of the largest weights."
-)
-@click.option("--watch", is_flag=True, help="Look again until the run has ended.")
-@click.option("--every", type=Seconds(0.05), default=1.0, show_default=True, help="Seconds between two looks.")
-@click.option("--ask", metavar="QUESTION", help="Ask this question instead: norms, ..., or a function of your own.")
-@click.option("--set", "settings", metavar="A=B", multiple=True, help="Set a value of that question; may be repeated.")
-@click.option(
+@option("--table", help="Show this table.  [default: weights, or the only one there is]")
+@option("--top", type=click.IntRange(0, 1_000), default=10, help="Show so many of the largest weights.")
+@option("--watch", is_flag=True, help="Look again until the run has ended.")
+@option("--every", type=Seconds(0.05), default=1.0, help="Seconds between two looks.")
+@option("--ask", metavar="QUESTION", help="Ask this question instead: norms, ..., or a function of your own.")
+@option("--set", "settings", metavar="A=B", multiple=True, help="Set a value of that question; may be repeated.")
+@option(
     "--module", "modules", multiple=True, help="Import the question from here.  [default: the modules of the run's job]"
 )
 @as_json("Print it as JSON; with --watch, one line for each look.")
@@ -84,13 +93,10 @@ def query(
     except Unanswered as error:
         if is_of_peers(where):
             raise click.ClickException(
-                f"a run of peers has no tables that could be asked; how it stands: shoal status {where}"
+                f"a run of peers has no tables to query; its state: shoal status {where}"
             ) from None
         who = f"nobody answers at {where}" if error.node == COORDINATOR else f"{error.node} does not answer"
-        why = f"{who}: it has ended, or is just being started again; look again in a moment"
-        if "://" not in where:
-            why += f"; if it was killed, go on with it: shoal train --resume {where}"
-        raise click.ClickException(why) from None
+        raise no_answer(who, where) from None
 
 
 def _given(settings: tuple[str, ...]) -> dict[str, float]:
@@ -211,11 +217,7 @@ def _looks(asked: QueriedModel, where: str, top: int, every: float) -> Iterator[
         if over or is_over(where):
             break
         time.sleep(max(0.0, began + every - time.monotonic()))
-    if "://" not in where:
-        deadline = time.monotonic() + 10  # the last model is being written
-        while not is_over(where) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    if not is_over(where):
+    if not ends_soon(where):
         if lost:
             raise ClusterError(f"nobody answers at {where} any more")
         return

@@ -1,7 +1,4 @@
-"""``shoal report``: pages about runs and sweeps, made from their folders.
-
-make([Path("runs/one"), Path("runs/other")], Path("both.html"))
-"""
+"""``shoal report``: pages about runs and sweeps, made from their folders."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import command, say
+from shoal.cli.common import command, option, say
 
 if TYPE_CHECKING:
     from shoal.views.page import Section
@@ -78,15 +75,14 @@ def _read(paths: Sequence[Path]) -> tuple[list[RunRecord], list[Section], list[s
 def _target(first: Path, out: Path | None, as_markdown: bool) -> Path:
     """The file to write; refused before the work if that is impossible."""
     from shoal.errors import Invalid
+    from shoal.files import or_refuse
 
     name = "report.md" if as_markdown else "report.html"
     if out is None:
         return first / name
     if out.is_dir() or out.suffix.lower() not in (".html", ".htm", ".md"):
-        try:
+        with or_refuse(f"make the folder {out}", "choose another (--out)"):
             out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise Invalid(f"cannot make the folder {out}: {error.strerror}: choose another (--out)") from None
         return out / name
     if as_markdown and out.suffix.lower() != ".md":
         raise Invalid(f"{out.name} is no name of a Markdown file: end it in .md, or leave --markdown away")
@@ -97,16 +93,14 @@ def _target(first: Path, out: Path | None, as_markdown: bool) -> Path:
 
 @command
 @click.argument("paths", metavar="RUN|SWEEP...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
+@option(
     "--out",
     metavar="DIR|FILE",
     type=click.Path(path_type=Path),
     help="Write it here.  [default: report.html in the first folder]",
 )
-@click.option(
-    "--markdown", "as_markdown", is_flag=True, help="Write Markdown, with the pictures beside it, instead of HTML."
-)
-@click.option(
+@option("--markdown", "as_markdown", is_flag=True, help="Write Markdown, with the pictures beside it, instead of HTML.")
+@option(
     "--trace",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),

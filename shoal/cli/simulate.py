@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import CommandError
+from shoal.cli.common import CommandError, option, print_json
 from shoal.simulation import FORMER, SCENARIOS
 
 if TYPE_CHECKING:
@@ -25,17 +24,17 @@ class ScenarioChoice(click.Choice[str]):
 
 
 @click.command()
-@click.option("--of", type=ScenarioChoice(sorted(SCENARIOS)), default="store", show_default=True, help="Simulate this.")
-@click.option("--seed", type=int, help="Run this one seed.")
-@click.option("--plan", help="Run this one plan, as --shrink prints it: FaultPlan(...).")
-@click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="Run so many seeds.")
-@click.option("--first", type=int, default=0, show_default=True, help="Begin with this seed.")
-@click.option("--jobs", type=click.IntRange(1), help="Run them in so many processes.  [default: one for each core]")
-@click.option("--mutant", help="Run a broken variant of the protocol, to see it caught ('list' names them).")
-@click.option("--trace", is_flag=True, help="With --seed: print every message.")
-@click.option("--shrink", "shorter", is_flag=True, help="With --seed: look for the shortest plan that fails alike.")
-@click.option("--history", type=click.Path(dir_okay=False, path_type=Path), help="With --seed: write the history here.")
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@option("--of", type=ScenarioChoice(sorted(SCENARIOS)), default="store", help="Simulate this.")
+@option("--seed", type=int, help="Run this one seed.")
+@option("--plan", help="Run this one plan, as --shrink prints it: FaultPlan(...).")
+@option("--seeds", type=click.IntRange(1), default=200, help="Run so many seeds.")
+@option("--first", type=int, default=0, help="Begin with this seed.")
+@option("--jobs", type=click.IntRange(1), help="Run them in so many processes.  [default: one for each core]")
+@option("--mutant", help="Run a broken variant of the protocol, to see it caught ('list' names them).")
+@option("--trace", is_flag=True, help="With --seed: print every message.")
+@option("--shrink", "shorter", is_flag=True, help="With --seed: look for the shortest plan that fails alike.")
+@option("--history", type=click.Path(dir_okay=False, path_type=Path), help="With --seed: write the history here.")
+@option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def simulate(
     of: str,
     seed: int | None,
@@ -70,9 +69,7 @@ def simulate(
             click.echo(f"  {name:32}{make.__doc__}")
         return
     if mutant and mutant not in mutants:
-        raise click.BadParameter(
-            f"no mutant {mutant!r}: `shoal simulate --of {of} --mutant list` names them", param_hint="--mutant"
-        )
+        raise click.BadParameter(f"no mutant {mutant!r}: --of {of} --mutant list names them", param_hint="--mutant")
     if of in ("gossip", "peers") and history:
         raise click.UsageError("--history is of a store: with others take --seed and --trace")
     if seed is None and plan is None:
@@ -110,13 +107,8 @@ def _read(text: str) -> SeedPlan:
 def _shrink(plan: SeedPlan) -> None:
     from shoal.simulation.shrink import as_test, first_violation, shrink
 
-    def tried(tries: int, smaller: SeedPlan) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"\r{tries} tries: {len(smaller.faults)} faults left ", nl=False, err=True)
-
-    shortest = shrink(plan, tried)
-    if sys.stderr.isatty():
-        click.echo("", err=True)
+    shortest = shrink(plan, lambda tries, smaller: _show_state(f"\r{tries} tries: {len(smaller.faults)} faults left "))
+    _show_state("\n")
     violation = first_violation(shortest)
     if violation is None:
         click.secho("every promise held: there is nothing to make shorter", fg="green")
@@ -139,7 +131,7 @@ def _show_one(verdict: Verdict, as_json: bool) -> None:
             "digest": verdict.digest,
             "counts": dict(verdict.counts),
         }
-        click.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     click.echo(str(verdict.plan))
     click.echo(f"{verdict.events:,} events in {verdict.seconds:.1f} virtual seconds, hash {verdict.digest}")
@@ -148,6 +140,11 @@ def _show_one(verdict: Verdict, as_json: bool) -> None:
         click.secho(f"broken: {violation}", fg="red")
     if verdict.ok:
         click.secho("every promise held", fg="green")
+
+
+def _show_state(text: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(text, nl=False, err=True)
 
 
 def _show_counts(counts: dict[str, int]) -> None:
@@ -161,14 +158,12 @@ def _run_many(of: str, seeds: range, jobs: int | None, mutant: str, as_json: boo
     from shoal.simulation.scenarios import simulate_many
 
     def progress(tally: SeedTotals) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"\r{tally.seeds:,} of {len(seeds):,} seeds, {tally.events:,} events", nl=False, err=True)
+        _show_state(f"\r{tally.seeds:,} of {len(seeds):,} seeds, {tally.events:,} events")
 
     tally = simulate_many(seeds, jobs, mutant, progress, of)
-    if sys.stderr.isatty():
-        click.echo("", err=True)
+    _show_state("\n")
     if as_json:
-        click.echo(json.dumps(tally.facts(), indent=2))
+        print_json(tally.facts())
     else:
         faults = sum(count for what, count in tally.counts.items() if what.startswith("fault"))
         click.echo(
@@ -181,9 +176,7 @@ def _run_many(of: str, seeds: range, jobs: int | None, mutant: str, as_json: boo
         if tally.broken:
             which = "" if of == "store" else f" --of {of}"
             again = f"shoal simulate{which} --seed {tally.first_broken}" + (f" --mutant {mutant!r}" if mutant else "")
-            click.echo(
-                f"{len(tally.broken)} promises broken; see one again: {again} --trace; make it shorter: --shrink"
-            )
+            click.echo(f"{len(tally.broken)} promises broken; see one: {again} --trace; make it shorter: --shrink")
         else:
             click.secho("every promise held in all of them", fg="green")
     raise SystemExit(1 if tally.broken else 0)

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import as_json, asks_for_keys, command, make_console, print_json, print_record, run_or_address
+from shoal.cli.common import (
+    as_json,
+    asks_for_keys,
+    command,
+    make_console,
+    no_answer,
+    option,
+    print_json,
+    print_record,
+    run_or_address,
+)
 from shoal.cli.join import show_peers
 
 if TYPE_CHECKING:
@@ -24,16 +34,10 @@ _GONE = 10.0  # seconds without an answer: enough for a restart of the coordinat
 
 @command
 @run_or_address
-@click.option("--ring", is_flag=True, help="Draw who owns what as a ring.")
-@click.option("--segments", is_flag=True, help="Show every segment, however many there are.")
-@click.option("--watch", is_flag=True, help="Look again until the run is over, or Ctrl-C.")
-@click.option(
-    "--verbosity",
-    type=click.IntRange(1, 2),
-    default=1,
-    show_default=True,
-    help="2 also shows the numbers of the protocol.",
-)
+@option("--ring", is_flag=True, help="Draw who owns what as a ring.")
+@option("--segments", is_flag=True, help="Show every segment, however many there are.")
+@option("--watch", is_flag=True, help="Look again until the run is over, or Ctrl-C.")
+@option("--verbosity", type=click.IntRange(1, 2), default=1, help="2 also shows the numbers of the protocol.")
 @as_json()
 @asks_for_keys
 def status(
@@ -60,10 +64,11 @@ def status(
     Of a run that has ended, its figures. Exit code 1 if nobody answers.
     """
     from shoal.errors import Invalid, Unanswered
+    from shoal.inspect.query import is_over
     from shoal.inspect.status import address_of, is_of_peers, look_at, safety_for
     from shoal.views.status import facts, page
 
-    if _has_ended(where):
+    if is_over(where):
         _show_ended(where, as_json)
         return
     address = address_of(where)
@@ -81,10 +86,7 @@ def status(
                     raise Invalid("--watch is for people, --json for programs: leave one of them away")
                 sys.exit(_watch(looking, where, verbosity > 1))
     except Unanswered:
-        why = f"nobody answers at {address}: it has ended, or is just being started again; look again in a moment"
-        if address != where:
-            why += f"; if it was killed, go on with it: shoal train --resume {where}"
-        raise click.ClickException(why) from None
+        raise no_answer(f"nobody answers at {address}", where) from None
     if as_json:
         print_json({"coordinator": address, **facts(found)})
         return
@@ -93,13 +95,6 @@ def status(
     console.print(shown, soft_wrap=False)
     if address != where:
         click.echo(f"its coordinator: {address}")  # as other commands that take an ADDRESS
-
-
-def _has_ended(where: str) -> bool:
-    from shoal.inspect.status import ADDRESS
-
-    folder = Path(where)
-    return "://" not in where and (folder / "summary.json").is_file() and not (folder / ADDRESS).exists()
 
 
 def _show_ended(where: str, as_json: bool) -> None:

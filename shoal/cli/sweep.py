@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import as_json, command, make_console, on_interrupt, out_folder, print_json, say
+from shoal.cli.common import as_json, command, make_console, on_interrupt, option, out_folder, print_json, say
 from shoal.signals import end_when_told
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @command
 @click.argument("study", metavar="STUDY.toml", type=click.Path(dir_okay=False, path_type=Path))
 @out_folder("Write the sweep to this folder.  [default: sweeps/NAME]")
-@click.option("--dry-run", is_flag=True, help="Say which runs there are and which are left, and run nothing.")
+@option("--dry-run", is_flag=True, help="Say which runs there are and which are left, and run nothing.")
 @as_json("Print the figures as JSON.")
 def sweep(study: Path, out: Path | None, dry_run: bool, as_json: bool) -> None:
     """Run every combination of settings in STUDY.toml with several seeds, and hold them
@@ -82,11 +82,9 @@ def _list(asked: Study, folder: Path, as_json: bool) -> None:
     for one in results:
         reason = f": {format.clean(one.reason)}" if one.reason else ""
         click.echo(f"  {one.state:10} {format.clean(one.run.point.title)}, seed {one.run.seed}{reason}")
-    about = "" if seconds is None else f", about {format.duration(seconds)}"
+    about = "" if seconds is None or not left else f", about {format.duration(seconds)}"
     at_once = f" ({beside} at a time)" if beside > 1 else ""
-    click.echo(
-        f"{len(results):,} runs, {len(left):,} left{at_once}{about if left else ''}: {click.format_filename(folder)}"
-    )
+    click.echo(f"{len(results):,} runs, {len(left):,} left{at_once}{about}: {click.format_filename(folder)}")
 
 
 def _show(found: Sweep, as_json: bool) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shoal.cli.common import CommandError, as_json, at_least_one, command, out_file
+from shoal.cli.common import as_json, at_least_one, command, option, out_file
 
 if TYPE_CHECKING:
     from shoal.strategies.gossip.topology import Graph
@@ -22,13 +22,13 @@ NAMES = ("ring", "one-way", "torus", "star", "complete", "exponential", "random"
 @command
 @click.argument("name", type=click.Choice(NAMES))
 @at_least_one("--nodes", "How many workers.  [default: 8; of a file, as many as it names]")
-@click.option(
+@option(
     "--edges",
     metavar="FILE",
     help='The file of a file graph: a line for each link, "0 1", or "0 -> 1" if it goes one way.',
 )
 @at_least_one("--degree", "How many links each node of a random graph has.  [default: 3]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Draw a random graph from this seed.")
+@option("--seed", type=int, default=0, help="Draw a random graph from this seed.")
 @out_file("Draw it here (.png, .svg, .pdf).")
 @as_json("Print it as JSON, with all weights.")
 def topology(
@@ -47,13 +47,12 @@ def topology(
     agree.
     """
     graph = _graph(name, nodes, edges, degree, seed)
-    try:
-        if out is not None:
-            from shoal.views.graph import draw
+    if out is not None:
+        from shoal.files import or_refuse
+        from shoal.views.graph import draw
 
+        with or_refuse(f"write {out}", "choose another place (--out)"):
             draw(graph.event(0.0, [str(node) for node in range(graph.nodes)]), out)
-    except OSError as error:
-        raise CommandError(f"cannot write {out}: {error.strerror}: choose another place (--out)") from None
     if as_json:
         click.echo(_as_json(facts(graph)))
     else:
@@ -71,9 +70,7 @@ def _graph(name: str, nodes: int | None, edges: str | None, degree: int | None, 
     if degree is not None and name != "random":
         raise Invalid(f"--degree is for random graphs, and a {name} graph has its own: leave it away")
     if (name == "file") != (edges is not None):
-        raise Invalid(
-            "a graph of a file needs --edges FILE, and the others have none: shoal topology file --edges links.txt"
-        )
+        raise Invalid("a file graph needs --edges FILE, and no other has it: shoal topology file --edges links.txt")
     if nodes is None and edges is None:
         nodes = NODES
     given = {} if degree is None else {"degree": degree}

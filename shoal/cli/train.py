@@ -15,9 +15,11 @@ from shoal.cli.common import (
     at_least_one,
     command,
     finished_run,
+    job_from,
     new_run,
     of_a_run,
     on_interrupt,
+    option,
     say,
     settings_from,
     show_run,
@@ -39,30 +41,24 @@ if TYPE_CHECKING:
 
 @command
 @click.argument("data", metavar="[DATA|JOB.toml]", required=False)
-@click.option(
+@option(
     "--strategy",
     help="sync, bounded, async; averaging, allreduce, hogwild; gossip, peer-to-peer; block-proximal; or serial.",
 )
 @at_least_one("--workers", "How many workers compute.")
 @at_least_one("--servers", "How many servers hold the model.")
-@click.option("--allow-disconnected", is_flag=True, help="Let gossip train on a graph in pieces, to see it fail.")
-@click.option("--on", help="Run nodes as processes, threads, or mpi, which starts mpirun.  [default: processes]")
-@click.option(
-    "--servers-at", metavar="RUN|ADDRESS", help="Train on the servers of another run, or of a cluster, as --group."
-)
-@click.option("--group", help="The name of this run's workers there; its tables are its own.")
-@click.option(
-    "--test", metavar="PATH", help="Judge the model on these rows.  [default: the set's own, or a share held out]"
-)
-@click.option(
+@option("--allow-disconnected", is_flag=True, help="Let gossip train on a graph in pieces, to see it fail.")
+@option("--on", help="Run nodes as processes, threads, or mpi, which starts mpirun.  [default: processes]")
+@option("--servers-at", metavar="RUN|ADDRESS", help="Train on the servers of another run, or of a cluster, as --group.")
+@option("--group", help="The name of this run's workers there; its tables are its own.")
+@option("--test", metavar="PATH", help="Judge the model on these rows.  [default: the set's own, or a share held out]")
+@option(
     "--resume",
     metavar="RUN",
     type=click.Path(file_okay=False, path_type=Path),
     help="Go on with the run in this folder, from its newest checkpoint.",
 )
-@click.option(
-    "--listen", metavar="ADDRESS", help="Listen here for nodes of other hosts (shoal join).  [default: nowhere]"
-)
+@option("--listen", metavar="ADDRESS", help="Listen here for nodes of other hosts (shoal join).  [default: nowhere]")
 @of_a_run
 @click.pass_obj
 def train(
@@ -96,11 +92,11 @@ def train(
     if resume is not None and (data is not None or out is not None):
         raise click.UsageError("--resume goes on with a run as its folder has it: leave DATA and --out away")
     settings = settings_from(options)
-    guests = None if servers_at is None and group is None else (servers_at, group)
-    if resume is None:
-        run = _train(data or "", settings, out, as_json, head, guests)
-    else:
-        run = _resume(resume, settings, as_json, head, guests)
+    run = None if resume is None else finished_run(resume, settings)
+    if run is None:
+        job, folder = _begin(data or "", resume, settings, out, head)
+        guests = None if servers_at is None and group is None else (servers_at, group)
+        run = _run(job, folder, as_json, head, guests)
     try:
         written, like = io.BytesIO(), sys.stdout
         # In a variable: a freed wrapper closes its stream.
@@ -119,27 +115,19 @@ def train(
         raise click.ClickException(why) from None
 
 
-def _train(
-    data: str, settings: dict[str, Any], out: Path | None, quiet: bool, head: Head | None, guests: Guests
-) -> Run:
-    from shoal.job import Job
-    from shoal.settings import changed
-
-    job = Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
-    if head is not None:
-        job = head.staffed(job, out is None)
-    return _run(job, new_run(job, out), quiet, head, guests)
-
-
-def _resume(path: Path, settings: dict[str, Any], quiet: bool, head: Head | None, guests: Guests) -> Run:
+def _begin(
+    data: str, resume: Path | None, settings: dict[str, Any], out: Path | None, head: Head | None
+) -> tuple[Job, RunFolder]:
     from shoal.run.resume import job_of, reopen
 
-    if (run := finished_run(path, settings)) is not None:
-        return run
+    if resume is None:
+        job = job_from(data, settings)
+        job = job if head is None else head.staffed(job, out is None)
+        return job, new_run(job, out)
     if head is not None:
-        job = head.staffed(job_of(path, settings))
+        job = head.staffed(job_of(resume, settings))
         settings |= {"workers": job.workers, "launch.how": job.launch.how}
-    return _run(*reopen(path, settings), quiet, head, guests)
+    return reopen(resume, settings)
 
 
 def _run(job: Job, folder: RunFolder, quiet: bool, head: Head | None, guests: Guests) -> Run:

@@ -101,7 +101,6 @@ class CsrFile:
 
     @property
     def hashing(self) -> Hashing | None:
-        """How ids were hashed to features; None: an id is a feature."""
         return self.meta.hashing
 
     @property
@@ -188,7 +187,6 @@ class CsrWriter:
         return CsrFile.open(self.folder)
 
     def close(self) -> None:
-        """Close; without ``finish`` remove everything."""
         for file in self._files.values():
             # on a full disk, flushing the rest fails again
             with contextlib.suppress(OSError):
@@ -338,7 +336,6 @@ def _descriptor(folder: Path) -> Iterator[int]:
 
 
 def read_meta(path: Path, kind: type[Kind], current: int) -> Kind:
-    """Read the description of the arrays; ``current`` is the supported format."""
     folder = path.parent
     try:
         meta = msgspec.json.decode(path.read_bytes(), type=kind)

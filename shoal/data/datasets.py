@@ -98,8 +98,6 @@ NAMED = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Training and test rows over the same features."""
-
     name: str
     train: CsrFile | DenseFile
     test: CsrFile | DenseFile
@@ -112,7 +110,6 @@ class Dataset:
 
     @property
     def dense(self) -> bool:
-        """Whether rows are arrays of one shape, such as images."""
         return isinstance(self.train, DenseFile)
 
     @property
@@ -126,7 +123,6 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: Path) -> Dataset:
-        """Map a set that ``load`` packed, in another process of this machine."""
         try:
             facts = msgspec.json.decode((folder / "facts.json").read_bytes(), type=PackInfo)
         except (OSError, msgspec.MsgspecError) as error:
@@ -135,7 +131,6 @@ class Dataset:
 
 
 def check_rows(dataset: Dataset, model: str, kind: Literal["classes", "numbers"]) -> None:
-    """Raise Invalid if a model of sparse rows cannot train on these rows."""
     if dataset.dense:
         what = "images" if len(dataset.shape) > 1 else "dense rows"
         raise Invalid(f"{dataset.name} has {what}, and model {model!r} takes sparse rows: --model linear, cnn or sheet")
@@ -152,7 +147,6 @@ class KnownDataset(msgspec.Struct, frozen=True):
 
 
 def names() -> list[KnownDataset]:
-    """All named sets, whether each is available here, and where it is or should be."""
     return [_known(name, named) for name, named in NAMED.items()]
 
 
@@ -183,13 +177,9 @@ def load(source: DataSource, seed: int, cache: Path | None = None, progress: Pro
         sweep(folder.parent)
         if progress:
             progress(f"packing {plan.name}")
-        try:
+        move = "nothing was left there: make room, or point SHOAL_CACHE elsewhere"
+        with files.or_refuse(f"pack {plan.name} into {folder.parent}", move):
             pack(plan, folder, progress)
-        except OSError as error:
-            raise Invalid(
-                f"cannot pack {plan.name} into {folder.parent}: {error.strerror or error}; nothing was left there: "
-                f"make room, or point SHOAL_CACHE elsewhere"
-            ) from error
     return Dataset.open(folder)
 
 
@@ -272,7 +262,6 @@ def _short(text: str) -> str:
 
 
 def entry_of(source: DataSource, seed: int) -> str:
-    """The name of its folder in the cache."""
     return _entry(_plan(source, seed))
 
 
@@ -345,9 +334,7 @@ def whole_set(folder: Path, source: DataSource, seed: int) -> Dataset:
 
 def _packed_again(folder: Path, source: DataSource, seed: int) -> Dataset:
     if entry_of(source, seed) != folder.name:
-        raise Invalid(
-            f"no packed set in {folder}, and {source.source} is not what it was when the run began: end the run, and start it again"
-        )
+        raise Invalid(f"no packed set in {folder}, and {source.source} has changed since the run began: start it again")
     print(f"shoal: packing {source.source} again: {folder} is not there any more", file=sys.stderr)
     # remove what an interrupted rm left
     shutil.rmtree(folder, ignore_errors=True)

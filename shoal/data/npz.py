@@ -85,10 +85,6 @@ class _Archive:
     def __exit__(self, *_: object) -> None:
         self._zip.close()
 
-    def has(self, names: tuple[str, str]) -> bool:
-        there = self._zip.NameToInfo
-        return all(f"{name}.npy" in there for name in names)
-
     def has_both(self, names: tuple[str, str]) -> bool:
         """Whether both arrays exist; Invalid if only one does."""
         there = [f"{name}.npy" in self._zip.NameToInfo for name in names]
@@ -99,7 +95,7 @@ class _Archive:
 
     def first(self, choices: tuple[tuple[str, str], ...]) -> tuple[str, str]:
         for names in choices:
-            if self.has(names):
+            if all(f"{name}.npy" in self._zip.NameToInfo for name in names):
                 return names
         have = ", ".join(name.removesuffix(".npy") for name in self._zip.namelist()[:10]) or "nothing"
         wanted = " or ".join(", ".join(names) for names in choices)
@@ -112,9 +108,7 @@ class _Archive:
     def classes(self) -> int | None:
         number = self.number("classes")
         if number is not None and not (0 <= number <= CLASSES and number.is_integer()):
-            raise self._wrong(
-                f"classes is {number:g}", f"1 to {CLASSES:,} are possible, and 0 if labels are numbers; or leave it out"
-            )
+            raise self._wrong(f"classes is {number:g}", f"give 1 to {CLASSES:,}, 0 for numbers, or leave it out")
         return None if number is None else int(number)
 
     def number(self, name: str) -> float | None:
@@ -169,9 +163,7 @@ class _Archive:
                 if min(shape, default=0) < 0:
                     raise ValueError(f"its shape is {shape}")
                 if kind.hasobject or kind.kind not in NUMBERS:
-                    raise self._wrong(
-                        f"{name} holds {kind}, which are no plain numbers", "convert them, and save again"
-                    )
+                    raise self._wrong(f"{name} holds {kind}, no plain numbers", "convert them, and save again")
                 size = math.prod(shape) * kind.itemsize
                 if info.file_size - head.tell() != size:
                     raise self._wrong(f"{name} says {size:,} bytes and has {info.file_size - head.tell():,}", _SAVE)

@@ -22,13 +22,10 @@ def open_rows(folder: Path) -> CsrFile | DenseFile:
 
 
 def sparse(rows: CsrFile | DenseFile) -> CsrFile:
-    """Raise Invalid if the rows are dense."""
     if isinstance(rows, CsrFile):
         return rows
     shape = " x ".join(map(str, rows.shape)) or "single numbers"
-    raise Invalid(
-        f"{rows.meta.source or rows.folder} has dense rows ({shape}), and sparse ones are needed: take another set"
-    )
+    raise Invalid(f"{rows.meta.source or rows.folder} has dense rows ({shape}): take a set of sparse rows")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

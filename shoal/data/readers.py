@@ -96,7 +96,7 @@ class RowReader:
         if self.skipped > self.bad_lines:
             allowed = f" ({self.bad_lines:,} bad lines were allowed)" if self.bad_lines else ""
             raise Invalid(
-                f"{self.path}, {said}{allowed}; {move or 'fix it, or allow it to be skipped (--set data.bad_lines=N)'}"
+                f"{self.path}, {said}{allowed}; {move or 'fix it, or skip such lines (--set data.bad_lines=N)'}"
             )
 
 
@@ -118,7 +118,6 @@ def read(path: Path, format: Format, hash_bits: int | None = None) -> Batch:
 
 
 def guess(path: Path) -> Format:
-    """The format, from the first line with content."""
     lines = TextChunks(path)
     for stop in lines:
         if found := ROW.search(lines.data[:stop].data):
@@ -249,13 +248,10 @@ class Criteo(_Parsing):
     """Click logs: 40 fields separated by tabs, some of which may be empty."""
 
     def __init__(self, hash_bits: int) -> None:
-        from shoal.data import text_kernels
-
         super().__init__()
-        self._kernels = text_kernels
         self._mask = np.uint64((1 << hash_bits) - 1)
         rows = ROOM // 40 + 1
-        self._columns = np.empty(rows * text_kernels.COLUMNS, np.uint32)
+        self._columns = np.empty(rows * self._kernels.COLUMNS, np.uint32)
         self._labels, self._lines = np.empty(rows, np.float32), np.empty(rows, np.int64)
         self._indptr = np.zeros(rows + 1, np.int64)
 

@@ -21,8 +21,6 @@ _MASK = (1 << 64) - 1
 
 
 class SlotOrder(Protocol):
-    """Divides an epoch into slots, for any strategy."""
-
     total: int  # rows
     batch: int  # largest number of rows of a slot
     seed: int
@@ -53,7 +51,6 @@ class Slots:
         return int(kernels.permuted(number, self.per_pass, self._key(of_pass)))
 
     def contents(self, of_pass: int) -> Ids:
-        """The contents of all slots of an epoch, in slot order."""
         from shoal.data import kernels
 
         out = np.empty(self.per_pass, np.int64)
@@ -61,12 +58,10 @@ class Slots:
         return out
 
     def span(self, content: int) -> tuple[int, int]:
-        """The rows of a content: first, and one past the last."""
         self._within(content, "content")
         return content * self.batch, min((content + 1) * self.batch, self.total)
 
     def rows_in(self, contents: Ids) -> int:
-        """The number of rows of these distinct contents."""
         short = self.per_pass * self.batch - self.total  # missing in the last content
         return len(contents) * self.batch - short * int((contents == self.per_pass - 1).any())
 

@@ -28,7 +28,7 @@ from shoal.data.datasets import Dataset
 from shoal.data.dense_file import DenseFile
 from shoal.data.export import write_text
 from shoal.errors import Invalid
-from shoal.files import replace_file
+from shoal.files import or_refuse, replace_file
 
 By = Literal["even", "shuffled", "label", "dirichlet"]
 
@@ -41,8 +41,6 @@ _MASK = (1 << 64) - 1
 
 
 class SplitInfo(msgspec.Struct, frozen=True):
-    """The result of a split, as in split.json."""
-
     set: str
     rows: int
     test_rows: int
@@ -89,23 +87,20 @@ def split(
         counts=counts,
         notes=notes,
     )
-    try:
-        with StagingFolder(folder) as aside:
-            aside.path.chmod(0o755)
-            _write(dataset, said, owner, aside.path)
-            if draw is not None:
-                draw(said, aside.path / "split.png")
-            replace_file(aside.path / "split.json", msgspec.json.format(msgspec.json.encode(said)) + b"\n")
-            aside.settle()
-    except OSError as error:
-        raise Invalid(
-            f"cannot write {folder}: {error.strerror or error}; nothing was left there: take another folder (--out)"
-        ) from error
+    with (
+        or_refuse(f"write {folder}", "nothing was left there: take another folder (--out)"),
+        StagingFolder(folder) as aside,
+    ):
+        aside.path.chmod(0o755)
+        _write(dataset, said, owner, aside.path)
+        if draw is not None:
+            draw(said, aside.path / "split.png")
+        replace_file(aside.path / "split.json", msgspec.json.format(msgspec.json.encode(said)) + b"\n")
+        aside.settle()
     return said
 
 
 def check_split(clients: int, by: By, alpha: float | None) -> None:
-    """Raise Invalid for bad settings, before a row is read."""
     if not 1 <= clients <= CLIENTS:
         raise Invalid(f"{clients:,} clients: 1 to {CLIENTS:,} are possible")
     if alpha is not None and by != "dirichlet":
@@ -152,7 +147,6 @@ def _shares(labels: Floats, clients: int, alpha: float, chance: np.random.Genera
 
 
 def _none_empty(owner: Ids, clients: int, who: str) -> tuple[Ids, list[str]]:
-    """Give each empty client a row of the largest one."""
     sizes = np.bincount(owner, minlength=clients)
     empty = np.flatnonzero(sizes == 0)
     for client in empty:

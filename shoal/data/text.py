@@ -90,7 +90,6 @@ class TextChunks:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[tuple[Any, IO[bytes]]]:
-    """The file as plain bytes, and the file on disk."""
     try:
         kind = path.stat().st_mode
         if stat.S_ISDIR(kind):

@@ -23,7 +23,6 @@ from shoal.errors import Invalid
 
 
 def batch_of(rows: Any, features: int, hashing: Hashing | None = None) -> Batch:
-    """These rows as a Batch over ``features`` features."""
     if isinstance(rows, Batch):
         return rows
     if isinstance(rows, str | os.PathLike):
@@ -66,9 +65,7 @@ def finite(values: npt.NDArray[Any], indptr: Ids | None = None) -> Floats:
     if not np.isfinite(floats).all():
         place = int(np.flatnonzero(~np.isfinite(floats).ravel())[0])
         row = place // max(1, floats[0].size) if indptr is None else int(np.searchsorted(indptr, place, "right")) - 1
-        raise Invalid(
-            f"row {row:,} has a value that is not finite, or too large for float32: fix it or leave the row out"
-        )
+        raise Invalid(f"row {row:,} has a value that is not finite, or too large for float32: fix or drop it")
     return floats
 
 
@@ -105,9 +102,7 @@ def _from_file(path: Path, features: int, hashing: Hashing | None) -> Batch:
     format = guess(path)
     trained_on = "libsvm" if hashing is None else hashing.format
     if format != trained_on:
-        raise Invalid(
-            f"{path} is {format} text, and the model was trained on {trained_on}: rows need the ids of training"
-        )
+        raise Invalid(f"{path} is {format} text, and the model was trained on {trained_on}: give the same format")
     batch = read(path, format, None if hashing is None else hashing.bits)
     if len(batch.columns) and int(batch.columns.max()) >= features:
         raise Invalid(

@@ -37,9 +37,7 @@ def check_callable(listen: str, advertise: str) -> None:
     if advertise:
         parsed(advertise)
     if listen and not advertise and parsed(listen)[0] in _ALL:
-        raise Invalid(
-            f"others cannot call {listen}: give an address of this host, or say what they call it by (--advertise)"
-        )
+        raise Invalid(f"others cannot call {listen}: give an address of this host, or the one they call (--advertise)")
 
 
 def bind_of(listen: str, port: str = "") -> str:

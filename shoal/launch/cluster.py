@@ -46,20 +46,18 @@ class Cluster(ABC):
     def __init__(self, journal: JournalFile, copies: int = 1) -> None:
         self._id = f"{next(_numbers)}"
         self._journal, self._copies = journal, copies
+        # Set before the start: the nodes' timing, where no job says so (None: the journal's) ...
         self.timing: Timing | None = None
-        """The nodes' timing, where no job says so; None: the journal's. Set it before the start."""
+        # ... and where ``kv.save()`` writes, for a store without a run.
+        self.checkpoints: Path | None = None
         self._begin(journal)
         self._clients: weakref.WeakSet[KV] = weakref.WeakSet()
         self._threads: list[threading.Thread] = []
         self._loops: list[Loop] = []
         self._pid = os.getpid()
         self._taken = {"coordinator"}  # names of our own nodes
-        self.checkpoints: Path | None = None
-        """Where ``kv.save()`` writes, for a store without a run. Set it before the start."""
-        self.lock: Lock | None = None
-        """The lock on a store's folder, released on close."""
-        self.ended = ""
-        """Why the cluster has ended; empty: it runs."""
+        self.lock: Lock | None = None  # on a store's folder; released on close
+        self.ended = ""  # why the cluster has ended; empty: it runs
         self._closing, self._closed = threading.Lock(), False
         self._run_facts: RunFacts | None = None
         self._telling: EventThread | None = None
@@ -121,8 +119,7 @@ class Cluster(ABC):
     def _start_server(self, name: str) -> None: ...
 
     @abstractmethod
-    def _forget_server(self, name: str) -> None:
-        pass
+    def _forget_server(self, name: str) -> None: ...
 
     def look(self, seconds: float = _LOOK_WITHIN) -> m.StatusReply:
         """The coordinator's status; raises Unanswered if it does not answer in time."""
@@ -198,7 +195,7 @@ class Cluster(ABC):
             try:
                 loop.run()
             except BaseException as error:
-                self._lost(loop.node.name, f"{type(error).__name__}: {error}")
+                self.tell_ended(loop.node.name, f"{type(error).__name__}: {error}")
                 raise
 
         thread = threading.Thread(target=run, name=f"shoal-{self._id}-{loop.node.name}", daemon=True)
@@ -206,13 +203,9 @@ class Cluster(ABC):
         self._loops.append(loop)
         thread.start()
 
-    def tell_ended(self, name: str, reason: str) -> None:
-        """Report that a client's process ended, so that nobody waits for its timeout."""
-        self._lost(name, reason)
-
     @abstractmethod
-    def _lost(self, name: str, reason: str) -> None:
-        """Tell the coordinator, and so everybody, that we saw a node end."""
+    def tell_ended(self, name: str, reason: str) -> None:
+        """Tell the coordinator that we saw a node end, so that nobody waits for its timeout."""
 
     def _wait_for_servers(self, names: Sequence[str]) -> None:
         deadline = time.monotonic() + START_WITHIN

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 
 class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the coordinator knows of a run."""
-
     job: str  # TOML, because JSON has no infinity
     data: str  # the data set's name
     rows: int  # training rows
@@ -122,7 +120,6 @@ class CoordinatorProcess(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 def main(orders: ProcessOrders, process: Process) -> None:
-    """Run the coordinator, or a group's scheduler, in this process until it ends."""
     work = msgspec.convert(orders.work, CoordinatorProcess)
     transport = transport_of(orders, orders.bind, dealer(work.group) if work.group else "")
     journal = JournalFile(Path(work.journal))

@@ -28,14 +28,7 @@ import msgspec
 from shoal.decoding import look_up
 from shoal.errors import Invalid
 from shoal.launch import process_main
-from shoal.launch.process_main import (
-    ProcessEvent,
-    ProcessFailed,
-    ProcessMessage,
-    ProcessOrders,
-    ProcessRetired,
-    ProcessRunning,
-)
+from shoal.launch.process_main import ProcessFailed, ProcessMessage, ProcessOrders
 
 _GRACE = 1.0  # seconds for the children to end by themselves
 FORKSERVER = "forkserver"  # its name in reports
@@ -102,16 +95,8 @@ class ChildEnded(ProcessMessage, frozen=True, tag="ended"):
 
 
 Order = ForkOrder | SignalOrder | PassLine
-Report = (
-    ForkserverStarted
-    | ModulesRefused
-    | ChildForked
-    | ProcessRunning
-    | ProcessFailed
-    | ProcessEvent
-    | ProcessRetired
-    | ChildEnded
-)
+ChildReport = process_main.ProcessRunning | ProcessFailed | process_main.ProcessEvent | process_main.ProcessRetired
+Report = ForkserverStarted | ModulesRefused | ChildForked | ChildReport | ChildEnded
 
 
 class Forkserver:
@@ -304,15 +289,12 @@ def _serve(forkserver: Forkserver, reports: int) -> int:
     process_main.say(reports, ForkserverStarted())
     try:
         forkserver.prepare()
-    except Invalid as error:
-        process_main.say(reports, ModulesRefused(str(error)))
-        return 1
     except BaseException as error:
-        traceback.print_exc()
-        process_main.say(
-            reports,
-            ModulesRefused(f"{type(error).__name__} while importing what servers need: {error}; see its traceback"),
-        )
+        why = str(error)
+        if not isinstance(error, Invalid):
+            traceback.print_exc()
+            why = f"{type(error).__name__} while importing what servers need: {error}; see its traceback"
+        process_main.say(reports, ModulesRefused(why))
         return 1
     forkserver.run()
     return 0

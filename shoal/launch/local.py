@@ -91,8 +91,6 @@ def local(
 
 
 class ThreadCluster(Cluster):
-    """Servers as threads of this process."""
-
     def __init__(self, servers: int, modules: tuple[str, ...], journal: JournalFile, copies: int = 1) -> None:
         from shoal.wire.memory import Hub
 
@@ -151,7 +149,7 @@ class ThreadCluster(Cluster):
             self._coordinator.listener = self._telling
         self._run(self._coordinator)
 
-    def _lost(self, name: str, reason: str) -> None:
+    def tell_ended(self, name: str, reason: str) -> None:
         if name == "coordinator":
             self.ended = f"the coordinator failed: {reason}"
         elif self._coordinator is not None:

@@ -20,8 +20,6 @@ REFUSED = 2  # click's exit code for wrong usage
 
 @dataclass(frozen=True, slots=True)
 class MpirunRank:
-    """One of mpirun's processes."""
-
     number: int
     size: int
 

@@ -98,8 +98,6 @@ class ProcessEvent(ProcessMessage, frozen=True, tag="happened"):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A forked process's connection to the top process."""
-
     name: str
     reports: int  # file descriptor for writing
     inbox: int  # file descriptor for reading; -1: none

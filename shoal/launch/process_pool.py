@@ -92,8 +92,6 @@ def start_forkserver(stdin: int = subprocess.PIPE, stdout: int = subprocess.PIPE
 
 @dataclass(slots=True)
 class ChildState:
-    """What is known of one process."""
-
     pid: int = 0
     running: bool = False
     address: str = ""
@@ -194,7 +192,6 @@ class ProcessPool:
         self._order(forkserver.SignalOrder(name, number))
 
     def pass_on(self, name: str, line: process_main.ProcessMessage) -> None:
-        """Send a line to a process's inbox, if it runs."""
         self._order(forkserver.PassLine(name, msgspec.json.encode(line).decode()))
 
     def hang_up(self) -> None:

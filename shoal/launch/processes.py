@@ -68,9 +68,7 @@ class Supervisor:
         while times and now - times[0] > WITHIN:
             times.popleft()
         if len(times) >= (most := self._most or MOST):
-            self._give_up(
-                f"{name} was restarted {most} times in {WITHIN:g} s, and ended each time (the last time: {why})"
-            )
+            self._give_up(f"{name} was restarted {most} times in {WITHIN:g} s, and always ended (the last time: {why})")
             return
         wait = self.delay + (min(_LATEST, _SOON * 2.0 ** (len(times) - 2)) if len(times) >= 2 else 0.0)
         times.append(now)
@@ -115,19 +113,18 @@ class ProcessCluster(Cluster):
             self._safety.check(bind_of(listen))
         super().__init__(journal, copies)
         journal.close()  # the coordinator's process opens it
+        # Called with a process's name and why it ended. Must not block, so must not ``fork``.
         self.on_ended: Callable[[str, str], None] | None = None
-        """Called with a process's name and why it ended. Must not block, so must not ``fork``."""
+        # Called with the name of a process that was restarted and runs; after ``on_ended``.
         self.on_back: Callable[[str], None] | None = None
-        """Called with the name of a process that was restarted and runs; after ``on_ended``."""
-        self.moves: MoveSettings | None = None
-        """How segments move, where no job says so. Set it before the start."""
+        self.moves: MoveSettings | None = None  # where no job says so; set before the start
         self.supervisor = Supervisor(self._again, self._give_up)
         self._names = [f"server-{i}" for i in range(servers)]
         self._taken.update(self._names)
         self._modules, self._restart, self._over_tcp = launch.modules, restart, launch.transport == "tcp"
-        self._children = ProcessPool(self._lost, self._child_ended, self._happened, self._gone)
+        self._children = ProcessPool(self.tell_ended, self._child_ended, self._happened, self._gone)
+        # Sent on close to nodes that others started; empty: they wait for a restart.
         self.parting = "its owner has ended it"
-        """Sent on close to nodes that others started; empty: nothing, so that they wait for a restart."""
         self._address, self._listen, self._advertise = "", listen and bind_of(listen), host_of(advertise)
         self._tokens: dict[str, str] = {}  # of the current holder of each name
         self._servers: set[str] = set()
@@ -193,7 +190,6 @@ class ProcessCluster(Cluster):
             sweep(self._folder)
 
     def _dismiss_others(self) -> None:
-        """Tell nodes that others started that it is over, and give them a moment to leave."""
         deadline = time.monotonic() + _DISMISS
         with contextlib.suppress(Unanswered, Invalid):
             while time.monotonic() < deadline and not self.ended:
@@ -282,7 +278,7 @@ class ProcessCluster(Cluster):
 
     # ------------------------------------------------------------ ends and restarts
 
-    def _lost(self, name: str, reason: str) -> None:
+    def tell_ended(self, name: str, reason: str) -> None:
         if name == self.lead:
             return
         saw = ProcessEnded(name, reason[:REASON], self._tokens.get(name, ""))
@@ -348,7 +344,6 @@ def safety_of(job: Job) -> Safety:
 
 
 def check_listening(job: Job) -> None:
-    """Raises Invalid, before anything is prepared, if others cannot reach the job's address."""
     if job.launch.listen:
         check_callable(job.launch.listen, job.launch.advertise)
         safety_of(job).check(bind := bind_of(job.launch.listen))

@@ -47,8 +47,6 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class JoinTerms:
-    """How this node joins."""
-
     where: str  # the coordinator's address, or the folder of a run on this machine
     name: str = ""  # empty: a unique one
     listen: str = ""  # a server's address; empty: on the route to the coordinator
@@ -106,9 +104,7 @@ class RemoteNode:
         with contextlib.suppress(Unanswered):
             for one in looking.look().members if self.terms.name else ():
                 if one.name == self.name and "server" in (one.role, self.role) and not one.suspected:
-                    raise ClusterError(
-                        f"the name {self.name!r} is taken by a {one.role} that is alive: choose another (--name)"
-                    )
+                    raise ClusterError(f"the name {self.name!r} is a live {one.role}'s: choose another (--name)")
 
     def _ask(self, looking: StatusClient, address: str) -> m.Described:
         """Ask until it answers: hosts start in any order, and packing data takes time."""

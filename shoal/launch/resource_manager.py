@@ -25,8 +25,6 @@ _RETRY = 5.0  # seconds: what kept a worker from starting may be temporary
 
 
 class WorkerStarter(Protocol):
-    """A run that can start and signal workers."""
-
     @property
     def workers(self) -> list[str]: ...
 
@@ -36,16 +34,13 @@ class WorkerStarter(Protocol):
 
 
 class ResourceManager:
-    """Starts and preempts the workers of one run."""
-
     def __init__(
         self, run: WorkerStarter, job: Job, over: threading.Event, say: Callable[[str], None], retry: float = _RETRY
     ) -> None:
         """``say`` is called with warnings, from the thread of this class."""
         self._say, self._retry, self._failing = say, retry, False
         self._run, self._emulate, self._wanted, self._over = run, job.emulate, 0, over
-        self._news = threading.Condition()
-        self._closed = self._notified = False
+        self._news, self._closed = threading.Event(), False
         self._started = 0  # workers that should run at the same time
         # When each preempted worker returns, and its name if it is only suspended.
         self._away: list[tuple[float, str]] = []
@@ -65,14 +60,11 @@ class ResourceManager:
 
     def worker_ended(self) -> None:
         """Note that a worker has ended. Returns at once."""
-        with self._news:
-            self._notified = True
-            self._news.notify_all()
+        self._news.set()
 
     def close(self) -> None:
-        with self._news:
-            self._closed = True
-            self._news.notify_all()
+        self._closed = True
+        self._news.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         for _, name in self._away:  # a suspended process could not end
@@ -101,12 +93,10 @@ class ResourceManager:
 
     def _wait(self, until: float) -> bool:
         """Wait until then, or until a worker ends; False once the run is over."""
-        with self._news:
-            left = max(0.0, until - time.monotonic())
-            # The end of a run does not notify us, so look for it every 0.2 s.
-            self._news.wait_for(lambda: self._closed or self._notified, min(left, 0.2))
-            self._notified = False
-            return not self._closed and not self._over.is_set()
+        # The end of a run does not notify us, so look for it every 0.2 s.
+        self._news.wait(min(max(0.0, until - time.monotonic()), 0.2))
+        self._news.clear()
+        return not self._closed and not self._over.is_set()
 
     def _preempt(self, now: float) -> None:
         suspended = {name for _, name in self._away}

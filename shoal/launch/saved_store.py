@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.errors import Invalid
-from shoal.files import Disk, Lock
+from shoal.files import Disk, Lock, or_refuse
 from shoal.nodes.checkpointing import BareStore
 from shoal.nodes.membership_journal import MembershipRecord, split
 from shoal.store.checkpoint import manifest as checkpoint
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SavedStore:
-    """A checkpoint of a store."""
-
     folder: Path
     manifest: checkpoint.Manifest
 
@@ -63,11 +61,9 @@ def hold(folder: Path, named: str) -> Lock:
     """Create and lock the folder of a store. ``named`` is the option, for error messages."""
     if (folder / "job.toml").exists():  # checked before anything is written: the run may be active
         raise Invalid(f"{folder} is the folder of a run, not of a store: choose another ({named})")
-    try:
+    with or_refuse(f"write to {folder}", f"choose another folder ({named})"):
         folder.mkdir(parents=True, exist_ok=True)
         return Lock(folder.absolute(), folder, "store")
-    except OSError as error:
-        raise Invalid(f"cannot write to {folder}: {error.strerror}: choose another folder ({named})") from None
 
 
 def saved_in(cluster: Cluster, folder: Path) -> SavedStore | None:
@@ -76,9 +72,7 @@ def saved_in(cluster: Cluster, folder: Path) -> SavedStore | None:
     found, refused = checkpoint.newest(Disk(), root, "") if root.is_dir() else (None, [])
     if found is None:
         if refused:
-            raise Invalid(
-                f"no checkpoint in {root} can be read: {refused[0]}: repair it, or move {root} away to begin empty"
-            )
+            raise Invalid(f"no checkpoint in {root} can be read: {refused[0]}: repair it, or move all of them away")
         return None
     for one in refused:
         print(f"shoal: skipped a checkpoint: {one}", file=sys.stderr)

@@ -38,8 +38,6 @@ _THREADS = "OMP_NUM_THREADS"  # one each, or the workers compete for cores
 
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
-    """How a worker's process ended."""
-
     rank: int
     code: int
     like: str = ""  # another worker with the same error

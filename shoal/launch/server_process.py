@@ -9,6 +9,7 @@ SIGINT in a terminal does the same. The exit code and one line say why it ended.
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 import time
@@ -67,38 +68,30 @@ class SilenceReport:
         return bool(guest.end)
 
 
-class QueryProcess:
-    """Runs users' queries in forks of the server, and wakes its loop with the result.
+def _query_apart(wake: Callable[[], None], ask: Callable[[], Found], nanoseconds: int) -> Future[Found]:
+    """Runs a user's query in a fork of the server, and wakes its loop with the result.
 
-    The fork sees the rows as they are at that moment. The server goes on meanwhile, at the cost of
-    copying the pages that it changes.
+    The caller must have the table to itself now: the fork sees the rows as they are. The server
+    goes on meanwhile, at the cost of copying the pages that it changes.
     """
+    query: Future[Found] = Future()
 
-    def __init__(self, poke: Callable[[], None]) -> None:
-        self._poke = poke
-
-    def __call__(self, ask: Callable[[], Found], nanoseconds: int) -> Future[Found]:
-        """Fork now. The caller must have the table to itself at this moment."""
-        query: Future[Found] = Future()
-        try:
-            child = ForkedCall(lambda: packed(ask()), nanoseconds / limits.SECOND, limits.CALL_MEMORY, _ANSWER_BYTES)
-        except OSError as error:
-            query.set_exception(Invalid(f"the server could not fork a process for it ({error.strerror})"))
-            return query
-        threading.Thread(target=self._wait, args=(child, query), name="shoal-query", daemon=True).start()
-        return query
-
-    def _wait(self, child: ForkedCall, query: Future[Found]) -> None:
+    def wait() -> None:
         try:
             query.set_result(unpacked(child.wait()))
         except BaseException as error:
             query.set_exception(error if isinstance(error, Invalid) else Invalid(str(error)))
-        self._poke()
+        wake()
+
+    try:
+        child = ForkedCall(lambda: packed(ask()), nanoseconds / limits.SECOND, limits.CALL_MEMORY, _ANSWER_BYTES)
+        threading.Thread(target=wait, name="shoal-query", daemon=True).start()
+    except OSError as error:
+        query.set_exception(Invalid(f"the server could not fork a process for it ({error.strerror})"))
+    return query
 
 
 class ServerProcess:
-    """A server, its loop, and how it ends."""
-
     def __init__(
         self,
         name: str,
@@ -119,7 +112,7 @@ class ServerProcess:
 
     def keep_apart(self) -> None:
         """Run users' queries and filters in other processes, so that a crash costs one request."""
-        self._server.calls.apart = QueryProcess(self.loop.poke_soon)
+        self._server.calls.apart = functools.partial(_query_apart, self.loop.poke_soon)
         run_apart()
 
     def leave(self, number: int, frame: object = None) -> None:
@@ -131,7 +124,6 @@ class ServerProcess:
         self.loop.poke_soon()
 
     def run(self) -> None:
-        """Serve until drained or the cluster is over; raises if it ends otherwise."""
         try:
             while not self.guest.end:
                 self.loop.turn()

@@ -76,8 +76,6 @@ class RankRelease(ProcessMessage, frozen=True, tag="over"):
 
 @dataclass(frozen=True, slots=True)
 class TorchrunRank:
-    """One of torchrun's processes on this host."""
-
     number: int
     world: int  # the number of ranks
     hosts: int
@@ -98,9 +96,7 @@ def rank(variables: Mapping[str, str] | None = None) -> TorchrunRank | None:
     if number >= world:
         raise Invalid(f"LOCAL_RANK={number} and LOCAL_WORLD_SIZE={world}: ranks are 0 to one less; {_SET_BY}")
     if world > limits.MEMBERS:
-        raise Invalid(
-            f"LOCAL_WORLD_SIZE={world}: a cluster has at most {limits.MEMBERS:,} nodes: use fewer ranks (--nproc-per-node)"
-        )
+        raise Invalid(f"LOCAL_WORLD_SIZE={world}: needs at most {limits.MEMBERS:,}: use fewer ranks (--nproc-per-node)")
     return TorchrunRank(number, world, hosts, restarts, f"\0shoal-{door}".encode())
 
 
@@ -118,9 +114,7 @@ def staffed(job: Job, me: TorchrunRank) -> tuple[Job, str]:
             f"(--nnodes 1) with more ranks (--nproc-per-node), or shoal launch on each host"
         )
     if not job.has_servers:
-        raise Invalid(
-            f"strategy {job.strategy.name!r} is a single process: start it without torchrun (shoal train ...)"
-        )
+        raise Invalid(f"strategy {job.strategy.name!r} is one process: start it without torchrun (shoal train ...)")
     if job.launch.how != "processes":
         raise Invalid(
             f"launch.how={job.launch.how!r} is a single process, but torchrun starts one for each rank: leave it out, "
@@ -244,26 +238,33 @@ _SAY_WITHIN = 5.0  # seconds for a new connection to say its rank; and at the en
 _BY_SIGNAL = 128  # exit codes from here on mean a signal, which all ranks got
 
 
-class RemoteForkserver:
-    """The forkserver of another rank, with the interface of Popen."""
+class RankSeat:
+    """The connection to another rank; of its latest forkserver it has the interface of Popen."""
 
-    def __init__(self, seat: RankSeat) -> None:
+    stdin: IO[bytes] | None = None
+    stdout: IO[bytes] | None = None
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid, self.connection = pid, connection
+        self._code, self._ended, self._gone = 0, threading.Event(), False
+        threading.Thread(target=self._hear, name="shoal-rank", daemon=True).start()
+
+    def forkserver(self) -> RankSeat:
+        """Start a forkserver there; the one before has ended."""
         orders, ours = os.pipe()
         reports, theirs = os.pipe()
-        self.stdin: IO[bytes] | None = os.fdopen(ours, "wb", 0)
-        self.stdout: IO[bytes] | None = os.fdopen(reports, "rb", 0)
-        self._seat, self._ended, self._code = seat, threading.Event(), 0
+        self.stdin, self.stdout = os.fdopen(ours, "wb", 0), os.fdopen(reports, "rb", 0)
+        self._ended.clear()
         try:
-            seat.send(RankForkserver(), [orders, theirs])
+            self.send(RankForkserver(), [orders, theirs])
         except OSError:
-            self.ended(-signal.SIGKILL)
+            self._end(-signal.SIGKILL)
         finally:
             os.close(orders)
             os.close(theirs)
-
-    def ended(self, code: int) -> None:
-        self._code = code
-        self._ended.set()
+        if self._gone:  # perhaps just now
+            self._end(-signal.SIGKILL)
+        return self
 
     def poll(self) -> int | None:
         return self._code if self._ended.is_set() else None
@@ -274,41 +275,22 @@ class RemoteForkserver:
         return self._code
 
     def kill(self) -> None:
-        self._seat.hang_up()
-
-
-class RankSeat:
-    """The connection to another rank."""
-
-    def __init__(self, pid: int, connection: socket.socket) -> None:
-        self.pid = pid
-        self.connection = connection
-        self._forkserver: RemoteForkserver | None = None
-        self._gone = False
-        threading.Thread(target=self._hear, name="shoal-rank", daemon=True).start()
-
-    def forkserver(self) -> RemoteForkserver:
-        self._forkserver = away = RemoteForkserver(self)
-        if self._gone:  # perhaps just now
-            away.ended(-signal.SIGKILL)
-        return away
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def send(self, line: RankForkserver | RankRelease, descriptors: list[int] | None = None) -> None:
         socket.send_fds(self.connection, [msgspec.json.encode(line)], descriptors or [])
 
-    def hang_up(self) -> None:
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
+    def _end(self, code: int) -> None:
+        self._code = code
+        self._ended.set()
 
     def _hear(self) -> None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             while line := self.connection.recv(LINE):
-                code = msgspec.json.decode(line, type=RankClosed).code
-                if self._forkserver is not None:
-                    self._forkserver.ended(code)
+                self._end(msgspec.json.decode(line, type=RankClosed).code)
         self._gone = True
-        if self._forkserver is not None:
-            self._forkserver.ended(-signal.SIGKILL)
+        self._end(-signal.SIGKILL)
 
 
 class HeadRank:
@@ -326,9 +308,7 @@ class HeadRank:
         try:
             self._door.bind(self.rank.door)
         except OSError as error:
-            sys.exit(
-                f"Error: the ranks cannot meet ({error.strerror}): end what is left of an earlier run, or wait for it"
-            )
+            sys.exit(f"Error: the ranks cannot meet ({error.strerror}): end what is left of an earlier run")
         self._door.listen(self.rank.world)
         for task in (self._let_in, self._watch):
             threading.Thread(target=task, name="shoal-head", daemon=True).start()
@@ -437,7 +417,7 @@ class RankCluster(ProcessCluster):
     def _start_away(self, name: str) -> None:
         seat = self._seats[self._roles[name]]
         needed = list(WORKERS_NEED) if name.startswith("worker") else []
-        self._away[name] = children = ProcessPool(self._lost, self._child_ended)
+        self._away[name] = children = ProcessPool(self.tell_ended, self._child_ended)
         children.start(
             ForkserverSetup(seat.pid, "", [*self._modules, *needed], sys.path),
             f"{self._id}-{name}",

@@ -42,7 +42,6 @@ def allowed(job: Job, modules: Sequence[str]) -> Job:
 
 
 def check_named(missing: Sequence[str]) -> None:
-    """Raises Invalid for code that the operator has not named."""
     if missing:
         options = " ".join(f"--modules {_known_as(one)}" for one in missing)
         raise Invalid(

@@ -47,8 +47,6 @@ def name_of(number: int) -> str:
 
 
 class PoolWorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a worker needs to know; a strategy may add fields."""
-
     job: str  # as TOML, which knows infinity
     rows: str  # the folder of the packed set
     kept: str = ""  # the checkpoint to continue from
@@ -97,13 +95,11 @@ class WorkerPool:
         return {} if self._pool is None else self._pool.pids
 
     def start(self, label: str, modules: Sequence[str] = ()) -> None:
-        """Start the forkserver, which imports the job's modules and these."""
         if self._pool is not None:
             setup = ForkserverSetup(os.getpid(), self.folder, [*self._job.launch.modules, *modules], sys.path)
             self._pool.start(setup, label)
 
     def wait_until_started(self) -> None:
-        """Until the forkserver runs, and the private folder is there."""
         self._processes.wait_until_started(time.monotonic() + START_WITHIN)
 
     def fork(self, name: str, spec: PoolWorkerSpec, **orders: Any) -> None:
@@ -118,7 +114,6 @@ class WorkerPool:
         return [self._processes.known[name].address for name in names]
 
     def pass_on(self, name: str, line: ProcessMessage) -> None:
-        """Send a line to the inbox of a worker process, if it runs."""
         self._processes.pass_on(name, line)
 
     def run_thread(self, name: str, call: Callable[[], None]) -> None:
@@ -202,11 +197,9 @@ class PoolRun(TrackedRun):
     def _is_starting(self) -> bool: ...
 
     @abstractmethod
-    def _start_done(self) -> bool:
-        pass
+    def _start_done(self) -> bool: ...
 
-    def _announce(self) -> None:
-        pass
+    def _announce(self) -> None: ...
 
     def _ready(self) -> None:
         """All workers are ready, and the first model is evaluated next."""

@@ -34,8 +34,6 @@ _CACHE_SHARE = 4  # a quarter of the free memory may cache rows for the next epo
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The orders of a worker."""
-
     job: str  # TOML, because JSON has no infinity
     rows: str  # folder of the packed data
     cache_bytes: int

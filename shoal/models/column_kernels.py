@@ -57,7 +57,6 @@ def turn(bias, indptr, columns, values, ends, at, turned):
 
 @compiled(types.void(int64, float64, float64, state_out, int64))
 def look(kind, margin, label, state, i):
-    """Slope and curvature of a row's loss."""
     if kind == LOGISTIC:
         wrong = sigmoid(-label * margin)
         state[i, SLOPE] = float32(-label * wrong)

@@ -17,18 +17,15 @@ import numpy as np
 from numba import boolean, float32, float64, int64, uint32, uint64
 from numba.core import types
 
-from shoal.jit import compiled
+from shoal.jit import arrays, compiled
 
 LOGISTIC, HINGE, SQUARED = 0, 1, 2
 ONE, TWO, THREE, FOUR = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 
-indptr_in = types.Array(int64, 1, "C", readonly=True)
-columns_in = types.Array(uint32, 1, "C", readonly=True)
-floats_in = types.Array(float32, 1, "C", readonly=True)
+indptr_in, columns_in = arrays(int64)[0], arrays(uint32)[0]
+floats_in, floats_out = arrays(float32)
+doubles_in, doubles_out = arrays(float64)
 strided_in = types.Array(float32, 1, "A", readonly=True)
-doubles_in = types.Array(float64, 1, "C", readonly=True)
-floats_out = types.Array(float32, 1, "C")
-doubles_out = types.Array(float64, 1, "C")
 
 
 @compiled(float64(floats_in, uint64))

@@ -44,7 +44,6 @@ class Learner(ABC):
         """The weights of a saved model; Invalid if it is another model or damaged."""
 
     def start(self) -> tuple[Floats, str] | None:
-        """The initial weights and their description; None: zeros."""
         return None
 
     def check(self, test: Any) -> None:  # noqa: B027

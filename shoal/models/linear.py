@@ -60,9 +60,7 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     def name(self) -> str:
         return self.loss
 
-    @property
-    def told(self) -> str:
-        return self.loss
+    told = name
 
     @property
     def number(self) -> int:
@@ -152,13 +150,10 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
         return loss, metrics
 
     def check_labels(self, labels: Floats) -> None:
-        """Raise Invalid for a label that is not a class where classes are needed."""
         from shoal.models import kernels
 
         if self.classes and (row := kernels.first_no_class(labels, True)) >= 0:
-            raise Invalid(
-                f"row {row} has label {labels[row]}: {self.loss!r} needs -1 and +1 or 0 and 1, or take 'squared'"
-            )
+            raise Invalid(f"row {row} has label {labels[row]}: {self.loss!r} needs -1 and +1, or 0 and 1; or 'squared'")
 
     def _at_keys(self, what: str, values: Floats, local: Local) -> Floats:
         values = _ready(values)

@@ -26,20 +26,11 @@ from shoal.data.csr_file import CsrFile
 from shoal.data.dense_file import DenseFile
 from shoal.errors import BadValues, Invalid
 from shoal.keys import KeyRange
+from shoal.models import torch_factory
 from shoal.models.inputs import ModelInputs, RowsPiece
 from shoal.models.learner import Learner, Metrics
 from shoal.models.linear import Floats
-from shoal.models.torch_factory import (
-    computing,
-    device_of,
-    keep_memory,
-    loss_of,
-    made,
-    moved,
-    named,
-    refused,
-    trainable,
-)
+from shoal.models.torch_factory import computing, refused
 from shoal.models.torch_module import WIDTH, Module
 from shoal.models.trained import TrainedModule
 
@@ -49,17 +40,15 @@ _LOOK = 64  # gradients between two checks that the module is unchanged
 
 
 class ModuleLearner(Learner):
-    """One module, on one device."""
-
     width = WIDTH
 
     def __init__(self, model: Module, train: CsrFile | DenseFile, seed: int, number: int = 0) -> None:
         self.model, self._train = model, train
         self._inputs = ModelInputs.of(train)
-        self.device = device_of(model.device, number)
-        self.module = moved(made(model, self._inputs, seed), self.device, model.net)
-        self._loss = loss_of(model.loss)
-        self._params = trainable(self.module, model.net)
+        self.device = torch_factory.device_of(model.device, number)
+        self.module = torch_factory.moved(torch_factory.made(model, self._inputs, seed), self.device, model.net)
+        self._loss = torch_factory.loss_of(model.loss)
+        self._params = torch_factory.trainable(self.module, model.net)
         self._count = sum(param.numel() for _, param in self._params)
         self.keys = -(-self._count // WIDTH)
         self._rest = torch.zeros(self.keys * WIDTH - self._count, device=self.device)
@@ -82,7 +71,7 @@ class ModuleLearner(Learner):
 
     def settle(self, alone: bool = False) -> None:
         if alone:
-            keep_memory()
+            torch_factory.keep_memory()
         self._threads = self.model.threads  # by default every worker would take all cores
         self._before = torch.get_num_threads()
 
@@ -216,14 +205,14 @@ class ModuleLearner(Learner):
         for name, param in self._params:
             if now.get(name) != id(param) or param.shape != self._shapes[name]:
                 raise Invalid(
-                    f"parameter {name!r} of model {self.model.net!r} was replaced while it was trained: change its values in place"
+                    f"parameter {name!r} of model {self.model.net!r} was replaced: change its values in place"
                 )
 
     def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
         if not test.rows:
             raise Invalid("the test set has no rows: give one with rows, or none")
         total, hits, outputs, labels = 0.0, 0, [], []
-        custom = None if self.model.metric in ("accuracy", "none") else named(self.model.metric, "metric")
+        custom = None if self.model.metric in ("accuracy", "none") else torch_factory.named(self.model.metric, "metric")
         with self._at(weights), torch.no_grad():
             self._calibrate()
             self.module.eval()
@@ -263,7 +252,7 @@ class ModuleLearner(Learner):
             try:
                 yield
             finally:
-                # a fork made by the module must not continue as this process
+                # a fork torch_factory.made by the module must not continue as this process
                 if os.getpid() != here:
                     os._exit(0)
 

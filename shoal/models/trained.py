@@ -106,7 +106,6 @@ class TrainedModule:
         return {name: torch.from_numpy(one.copy()) for name, one in self.tensors.items()}
 
     def module(self) -> Any:
-        """A ``torch.nn.Module`` with these weights, ready to predict."""
         self._torch()
         from shoal.models.torch_factory import made
 
@@ -152,13 +151,12 @@ class TrainedModule:
             low, high = float(array.min()), float(array.max())
             if low < 0 or high > 255:
                 raise Invalid(
-                    f"values from {low:g} to {high:g}: give bytes (0 to 255), or floats from 0 to 1, as they are before scaling"
+                    f"values from {low:g} to {high:g}: give bytes (0 to 255), or floats from 0 to 1, not scaled"
                 )
             scaled *= np.float32(255.0 if high <= 1 else 1.0)
         return scaled * np.float32(self.inputs.factor) + np.float32(self.inputs.shift)
 
     def save(self, path: str | Path, **also: str) -> None:
-        """Save it; ``also`` is added to the metadata."""
         facts = {"format": _MODULE, "model": _text(self.model), "inputs": _text(self.inputs)}
         # a scalar stays a scalar
         arrays = {name: np.array(one, order="C") for name, one in self.tensors.items()}
@@ -196,9 +194,7 @@ def _reading(path: str | Path, form: str = "", what: str = "") -> Iterator[tuple
         with safe_open(str(path), "numpy") as file:
             facts = msgspec.json.decode((file.metadata() or {}).get("shoal", "{}"), type=dict[str, str])
             if form and facts.get("format") != form:
-                raise Invalid(
-                    f"{path} is no {what} of shoal's (format {facts.get('format')!r}): give a model.safetensors"
-                )
+                raise Invalid(f"{path} is no shoal {what} (format {facts.get('format')!r}): give a model.safetensors")
             names = file.keys() if form else ()
             tensors = {name: file.get_tensor(name) for name in names}
         yield facts, tensors

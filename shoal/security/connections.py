@@ -140,8 +140,6 @@ _NOTHING = (ctypes.c_ubyte * 8)(0x06)
 
 
 class ConnectionLimit:
-    """The connections of one listening socket."""
-
     def __init__(
         self,
         context: zmq.Context[Any],
@@ -183,17 +181,13 @@ class ConnectionLimit:
             self._open.discard(value)
         elif self._keys:
             self._counts["no key"] += 1
-            self._log(
-                f"a caller was refused at {self._endpoint}: it has no key, or took this for a node with another key (or is no shoal)"
-            )
+            self._log(f"a caller was refused at {self._endpoint}: it has no key, expects another one, or is no shoal")
 
     def _turn(self, full: bool) -> None:
         self._full = full
         if full:
             self._counts["full"] += 1
-            self._log(
-                f"no more callers at {self._endpoint}: {len(self._open):,} are connected, and there is room for {self._room:,}"
-            )
+            self._log(f"no more callers at {self._endpoint}: {len(self._open):,} of {self._room:,} are connected")
         if not self._endpoint.startswith("tcp") or self._door < 0:
             return  # who can reach a Unix socket is one of us
         with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(self._door)) as door:

@@ -33,9 +33,7 @@ Envelope = list[bytes]
 
 _ZAP = "inproc://zeromq.zap.01"  # where libzmq asks
 _LOOK = 0.1  # seconds between two looks at the list, while messages come
-_HOLD = (
-    limits.HELLO_WITHIN / limits.SECOND / 2
-)  # seconds that a stranger waits: the coordinator's word may be on its way
+_HOLD = limits.HELLO_WITHIN / limits.SECOND / 2  # seconds for the coordinator's list
 
 
 class CurveCaller(NamedTuple):
@@ -54,8 +52,6 @@ class CallerRefused(NamedTuple):
 
 
 class CallerList:
-    """The keys that may connect."""
-
     def __init__(self, folder: Path | None, own: PublicKey, clock: Callable[[], int] = expiry.now) -> None:
         self.version = 0
         self.wrong: list[str] = []
@@ -104,7 +100,6 @@ class CallerList:
         self._merge()
 
     def trust(self, coordinator: str) -> None:
-        """Accept the coordinator's key under any name."""
         if all(key.public != coordinator for key in self._always):
             self._always.append(PublicKey("coordinator", "coordinator", coordinator))
             self._merge()
@@ -179,9 +174,8 @@ class RefusalLog:
             return
         self._lines += 1
         more, self._left = f" (and {self._left:,} such lines before)" if self._left else "", 0
-        print(
-            f"shoal: {self._name}: {line}{more}\n", end="", file=sys.stderr, flush=True
-        )  # in one piece: others write, too
+        # in one piece: others write, too
+        print(f"shoal: {self._name}: {line}{more}\n", end="", file=sys.stderr, flush=True)
 
 
 class CurveAuthenticator:
@@ -196,9 +190,8 @@ class CurveAuthenticator:
         self._ways: Counter[str] = Counter()  # how many of them by each key
         self._counts = counts
         self._looked = time.monotonic()
-        self._waiting: list[
-            tuple[float, list[bytes], str, str]
-        ] = []  # since when, whom to answer, its key, its address
+        # since when, whom to answer, its key, its address
+        self._waiting: list[tuple[float, list[bytes], str, str]] = []
         self._told: set[tuple[str, str]] = set()  # who heard why it is not taken
         self._has_list: dict[str, int] = {}  # who has heard which list
         self.socket = context.socket(zmq.ROUTER)
@@ -278,10 +271,8 @@ class CurveAuthenticator:
         if guest is None:
             why = "is not on the list: shoal key list shows who may call, shoal key add adds"
         elif guest.role == REVOKED:
-            why, count = (
-                f"was {guest.name}'s, and was revoked: it needs a new one (shoal key new, there)",
-                "revoked key",
-            )
+            count = "revoked key"
+            why = f"was {guest.name}'s, and was revoked: it needs a new one (shoal key new, there)"
         else:
             why, count, code = f"is {guest.name}'s, and {expired(guest)}", "expired key", b"%d" % EXPIRED
         self._counts[count] += 1

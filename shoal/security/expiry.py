@@ -53,6 +53,4 @@ def _calendar(text: str) -> int:
 
 
 def _unclear(text: str) -> Invalid:
-    return Invalid(
-        f"{text[:80]!r} is no time until which a key could be good: give 2026-12-31, 2026-12-31T18:00 (UTC), 30d, 12h or {NEVER}"
-    )
+    return Invalid(f"{text[:80]!r} is no expiry: give 2026-12-31, 2026-12-31T18:00 (UTC), 30d, 12h or {NEVER}")

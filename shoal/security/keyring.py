@@ -33,7 +33,7 @@ from zmq.utils import z85
 
 from shoal import limits
 from shoal.errors import Invalid
-from shoal.files import replace_file
+from shoal.files import or_refuse, replace_file
 from shoal.security import expiry
 from shoal.wire.messages.groups import is_group
 
@@ -48,10 +48,8 @@ def alone(folder: Path) -> Iterator[None]:
 
     Raises Invalid, with the holder, after ``limits.ALONE_WITHIN``: a stopped one would never end.
     """
-    try:
+    with or_refuse(f"read {folder}", "shoal key new makes it"):
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise Invalid(f"cannot read {folder}: {error.strerror}: shoal key new makes it") from None
     try:
         _hold(handle, folder)
         yield
@@ -70,9 +68,7 @@ def _hold(handle: int, folder: Path) -> None:
                 time.sleep(_AGAIN)
                 continue
         who, move = _holder(handle)
-        raise Invalid(
-            f"{who} has held {folder} for more than {within:g} s, so nothing was changed: {move}, then try again"
-        )
+        raise Invalid(f"{who} has held {folder} for {within:g} s, so nothing was changed: {move}, then try again")
 
 
 def _holder(handle: int) -> tuple[str, str]:
@@ -117,7 +113,7 @@ class PublicKey:
             return True
         group, inside, rest = node.partition("/")
         if not inside:
-            return self._is_over(node)
+            return node == self.name or node.startswith(f"{self.name}.")
         if self.group and self.group != group:
             return False
         return group == self.name or rest.startswith(f"{self.name}.")
@@ -127,9 +123,6 @@ class PublicKey:
         if not self.group:
             return f"{self.name} or {self.name}.SOMETHING, and in a group GROUP/{self.name}.SOMETHING"
         return f"{self.group}/SOMETHING" if self.group == self.name else f"{self.group}/{self.name}.SOMETHING"
-
-    def _is_over(self, name: str) -> bool:
-        return name == self.name or name.startswith(f"{self.name}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +169,9 @@ def _bounds(role: str, words: list[str]) -> tuple[str, int]:
     found: dict[str, str] = {}
     for word in words:
         kind, _, value = word.partition("=")
-        if (
-            kind not in ("group", "until") or not value or kind in found
-        ):  # nobody is set free by a word that a script left empty
-            raise Invalid(
-                f"{word[:80]!r} is not understood: after ROLE:NAME:KEY there may be group=GROUP and until=TIME, each once"
-            )
+        # nobody is set free by a word that a script left empty
+        if kind not in ("group", "until") or not value or kind in found:
+            raise Invalid(f"{word[:80]!r} is unknown: only group=GROUP and until=TIME may follow ROLE:NAME:KEY, once")
         found[kind] = value
     group = found.get("group", "")
     check_group(role, group)
@@ -189,7 +179,6 @@ def _bounds(role: str, words: list[str]) -> tuple[str, int]:
 
 
 def check_group(role: str, group: str) -> None:
-    """Raises Invalid if a key of this role cannot be bound to this group."""
     if group and not is_group(group):
         raise Invalid(f"group {group[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not 'cluster'")
     if group and role not in CONFINED:
@@ -226,10 +215,8 @@ def make(folder: Path, name: str, role: str) -> OwnKey:
 
 
 def own_keys(folder: Path) -> list[OwnKey]:
-    try:
+    with or_refuse(f"read {folder}", "choose another folder for keys"):
         files = sorted(folder.glob("*.secret"))
-    except OSError as error:
-        raise Invalid(f"cannot read {folder}: {error.strerror}") from None
     if open_to_others := _open_to_others(folder):
         raise Invalid(open_to_others)
     return [_read_own(file) for file in files]
@@ -315,15 +302,11 @@ def allow(folder: Path, key: PublicKey, group: str | None = None, until: int | N
         keys = _readable(folder)
         if any(one.public == key.public and one.role == REVOKED for one in keys):
             raise Invalid(f"this key of {key.name} was revoked here: make a new one there (shoal key new)")
-        if (
-            other := next((one for one in keys if one.public == key.public and one.name != key.name), None)
-        ) is not None:
-            raise Invalid(
-                f"this key is {other.name}'s already: a key has one name; revoke that first (shoal key revoke {other.name})"
-            )
-        had = [
-            one for one in keys if one.name == key.name and one.role != REVOKED
-        ]  # more than one if it was written by hand
+        other = next((one for one in keys if one.public == key.public and one.name != key.name), None)
+        if other is not None:
+            raise Invalid(f"this key is {other.name}'s already: revoke it first (shoal key revoke {other.name})")
+        # more than one if it was written by hand
+        had = [one for one in keys if one.name == key.name and one.role != REVOKED]
         others = [one for one in had if one.public != key.public]
         same = [one for one in had if one.public == key.public]
         key = _bound(key, [*others, *same][-1] if had else None, group, until)
@@ -380,7 +363,7 @@ def _readable(folder: Path) -> list[PublicKey]:
 def _write(folder: Path, keys: list[PublicKey]) -> None:
     """Write the list; keys keep their lines and comments, new ones are appended."""
     path, left, lines = folder / ALLOWED, {key.public: key for key in keys}, list[str]()
-    try:
+    with or_refuse(f"write {path}", "make room, or make it writable"):
         for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
             if _is_remark(line):
                 lines.append(line)
@@ -388,27 +371,19 @@ def _write(folder: Path, keys: list[PublicKey]) -> None:
                 lines.append(key.line)
         lines += [key.line for key in left.values()]
         replace_file(path, "".join(f"{line}\n" for line in lines).encode())
-    except OSError as error:
-        raise Invalid(f"cannot write {folder / ALLOWED}: {error.strerror}") from None
 
 
 def _private_folder(folder: Path) -> None:
-    try:
+    with or_refuse(f"make {folder}", "choose another folder for keys"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = stat.S_IMODE(folder.stat().st_mode)
         others = [
             one.name for one in folder.iterdir() if one.suffix not in (".secret", ".public") and one.name != ALLOWED
         ]
-    except OSError as error:
-        raise Invalid(f"cannot make {folder}: {error.strerror}") from None
     if open_to_others := _open_to_others(folder):
         raise Invalid(open_to_others)
     if mode & 0o077:
         if others:  # not a folder for keys: do not lock out its other readers
-            raise Invalid(
-                f"{folder} has other files in it, and others can read it (mode {mode:04o}): name a folder for keys alone"
-            )
-        try:
+            raise Invalid(f"{folder} has other files, and other readers (mode {mode:04o}): name a folder for keys")
+        with or_refuse(f"close {folder} to others (mode {mode:04o})", f"chmod 700 {folder}"):
             folder.chmod(0o700)
-        except OSError as error:
-            raise Invalid(f"{folder} is open to others (mode {mode:04o}): {error.strerror}") from None

@@ -58,7 +58,7 @@ class Safety:
         """From options, else SHOAL_KEYS, else the default folder if ``at`` needs keys."""
         if keys and insecure:
             raise Invalid(
-                "keys and insecure at once: with keys it is safe, so leave --insecure away (or --keys; in Python insecure=, keys=)"
+                "keys and insecure exclude each other: leave --insecure or --keys away (in Python insecure=, keys=)"
             )
         if keys:
             return cls.with_keys(keys)
@@ -71,7 +71,6 @@ class Safety:
         return cls.local()
 
     def checking(self, checksums: bool) -> Safety:
-        """The same settings with or without checksums."""
         if not isinstance(checksums, bool):
             raise Invalid(f"checksums={checksums!r}: needs True or False")
         other = copy(self)
@@ -104,7 +103,6 @@ class Safety:
         check_address(address, self.reaches_anywhere)
 
     def own(self, node: str) -> OwnKey:
-        """The key pair for a node of this name."""
         # its own before one for everybody
         for key in sorted(self._own, key=lambda key: key.role == "coordinator"):
             if key.is_of(node):
@@ -117,7 +115,6 @@ class Safety:
         )
 
     def may_be(self, node: str, role: str) -> bool:
-        """Whether there is a key for a node of this name and role."""
         return any(key.is_of(node) and key.role in (role, "coordinator") for key in self._own)
 
     def named(self, node: str, role: str = "client", group: str = "") -> str:

@@ -30,9 +30,7 @@ class FlatParameters:
         wanted = {id(one) for one in optimized}
         strange = len(wanted - {id(one) for one in named.values()})
         if strange:
-            raise Invalid(
-                f"the optimizer has {strange} parameters that are not the model's: give it model.parameters()"
-            )
+            raise Invalid(f"the optimizer has {strange} parameters that the model lacks: give it model.parameters()")
         for name, one in named.items():
             if isinstance(one, torch.nn.parameter.UninitializedParameter):
                 raise Invalid(f"{name} has no shape yet: run one batch through the model before it is distributed")

@@ -38,9 +38,7 @@ from shoal.torch.optimizers import changed, settings, update_of
 from shoal.torch.rank import Place, ensure
 
 log = logging.getLogger("shoal")
-_WITHOUT = (
-    "leave the scheduler out, and take the smaller lr from the start, or AdamW, which finds the size of its steps"
-)
+_WITHOUT = "leave the scheduler out, and take the smaller lr from the start, or AdamW, which adapts its steps"
 
 
 def distribute(
@@ -67,9 +65,7 @@ def distribute(
     update_of(optimizer)  # refused as under a launcher, so that a script can be tested alone
     place = place or Place.here()
     if place is None:
-        print(
-            "shoal: no servers here, so this is plain PyTorch; with them: shoal launch --workers 4 ...", file=sys.stderr
-        )
+        print("shoal: no servers, so this is plain PyTorch; with them: shoal launch --workers 4 ...", file=sys.stderr)
         return LocalLoop(model, optimizer)
     return ServerLoop(model, optimizer, sync, max_delay, wire, name, place)
 
@@ -90,9 +86,7 @@ class Distributed(torch.optim.Optimizer):
         return ShardSampler(data, self.rank, self.world, shuffle, seed)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        raise Invalid(
-            "what an optimizer has learned is on the servers: load the model's state before it is distributed"
-        )
+        raise Invalid("the optimizer's state is on the servers: load the model's state before it is distributed")
 
     def average_buffers(self) -> None:
         """Average floating-point buffers (batch-norm) over the workers; all must call it."""
@@ -102,8 +96,6 @@ class Distributed(torch.optim.Optimizer):
 
 
 class LocalLoop(Distributed):
-    """Without servers: the unchanged optimizer."""
-
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(model, optimizer)
         self._plain = optimizer
@@ -194,7 +186,7 @@ class ServerLoop(Distributed):
             mine, other = getattr(self._spec, field), getattr(there, field, None)
             if mine != other:
                 raise Invalid(
-                    f"{field} differs between the workers ({mine} here, {other} there): give them all the same settings"
+                    f"{field} differs between workers ({mine} here, {other} there): give all the same settings"
                 )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -220,9 +212,7 @@ class ServerLoop(Distributed):
 
     def _check_unchanged(self) -> None:
         if len(self.param_groups) != 1:
-            raise Invalid(
-                "the optimizer got another group of parameters: distribute it when it has all of them, in one"
-            )
+            raise Invalid("the optimizer got another group of parameters: distribute it when it has all in one")
         if different := changed(self._settings, self.param_groups[0]):
             raise Invalid(f"{different} when the model was distributed, and the servers go on with that: {_WITHOUT}")
         if name := self._flat.switched():

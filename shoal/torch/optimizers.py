@@ -38,9 +38,7 @@ def update_of(optimizer: torch.optim.Optimizer) -> Update:
         )
     # the initial state of Adagrad has step 0
     if any(state and float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
-        raise Invalid(
-            f"{name} has already taken steps, which the servers do not know: distribute it before the first one"
-        )
+        raise Invalid(f"{name} has taken steps, which the servers do not know: distribute it before the first")
     group = optimizer.param_groups[0]
     rule, refused = _RULES[type(optimizer)]
     for setting, needed in {"maximize": False, **refused}.items():
@@ -50,7 +48,6 @@ def update_of(optimizer: torch.optim.Optimizer) -> Update:
 
 
 def settings(group: Group) -> dict[str, Any]:
-    """The settings of the update as plain values, to detect changes."""
     kept = {name: value for name, value in group.items() if name not in _WITHOUT_MEANING}
     return {name: float(value) if isinstance(value, torch.Tensor) else value for name, value in kept.items()}
 

@@ -52,7 +52,6 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The prefix of the names of this worker's clients."""
         return f"worker-{self.rank}"
 
     def join(self, role: Literal["client", "worker"], name: str) -> KV:

@@ -73,7 +73,7 @@ def test_a_source_that_was_changed_meanwhile_is_not_taken_for_the_same(own_cache
     folder = load(source, 0).train.folder
     path.write_text("1 1:1\n-1 3:1\n" * 60)
     shutil.rmtree(own_cache)
-    with pytest.raises(Invalid, match="not what it was when the run began"):
+    with pytest.raises(Invalid, match="has changed since the run began"):
         train_rows(folder, source, 0)
     path.unlink()
     with pytest.raises(Invalid, match="no file"):

@@ -96,7 +96,7 @@ def trained(data: str | Path, out: Path, **settings: Any) -> shoal.Run:
 class Odd(NamedTuple):
     line: str
     fact: str
-    move: str = "fix it, or allow it to be skipped (--set data.bad_lines=N)"
+    move: str = "fix it, or skip such lines (--set data.bad_lines=N)"
 
 
 ODD = {
@@ -154,7 +154,7 @@ def test_a_click_log_with_a_column_too_few_or_too_many_is_named(fields: int, tmp
     path = write(tmp_path / "clicks.tsv", "\n".join(rows))
     said = refused(path, tmp_path / "runs" / "run")
     assert said.startswith(f"{path}, line 51: not 40 fields with tabs between: 1\\t1\\t")
-    assert said.endswith("fix it, or allow it to be skipped (--set data.bad_lines=N)")
+    assert said.endswith("fix it, or skip such lines (--set data.bad_lines=N)")
     assert trained(path, tmp_path / "run", data__bad_lines=1).summary["examples"] > 0
 
 
@@ -204,7 +204,7 @@ FILES: dict[str, tuple[bytes, str, str]] = {
     "bytes": (
         bytes(range(128, 256)) * 20,
         "line 1: label '",
-        "fix it, or allow it to be skipped (--set data.bad_lines=N)",
+        "fix it, or skip such lines (--set data.bad_lines=N)",
     ),
     "zip": (b"PK\x03\x04" + bytes(50), "is a zip archive", "give plain text, .gz, .bz2 or .xz"),
     "cut": (cut_gzip(), "a compressed file, ends in the middle", "fetch it again"),
@@ -305,7 +305,7 @@ def test_a_test_set_may_have_features_of_its_own_and_the_other_way_to_write_clas
         ("rows", 1, "has 1 rows, and with held_out = 0.1 none is held out", "give a test set, or another share"),
         ("bad_lines", -1, "bad_lines = -1", "0 or more may be skipped"),
         ("format", "csv", "data.format: Invalid enum value 'csv'", "(there are auto, libsvm, criteo)"),
-        ("format", "criteo", "line 1: not 40 fields", "fix it, or allow it to be skipped (--set data.bad_lines=N)"),
+        ("format", "criteo", "line 1: not 40 fields", "fix it, or skip such lines (--set data.bad_lines=N)"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(
@@ -663,7 +663,7 @@ def test_a_disk_too_small_for_the_packed_rows_is_told_and_nothing_is_left(tmp_pa
     environment = {**os.environ, "SHOAL_CACHE": str(own)}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
-    assert f"Error: cannot pack clicks into {own}/data: File too large; nothing was left there" in ended.stderr
+    assert f"Error: cannot pack clicks into {own}/data: File too large: nothing was left there" in ended.stderr
     assert ended.stderr.endswith("make room, or point SHOAL_CACHE elsewhere\n")
     assert list((own / "data").iterdir()) == [] and not (tmp_path / "runs").exists()
 

@@ -58,4 +58,4 @@ def test_where_only_the_package_is_installed_the_command_says_so(
 ) -> None:
     monkeypatch.setattr(bench_command, "_ROOT", tmp_path)
     told = CliRunner().invoke(main, ["bench", "store", "--quick"])
-    assert told.exit_code != 0 and "the benchmarks are not installed here" in told.output
+    assert told.exit_code != 0 and "the benchmarks are not installed" in told.output

@@ -443,7 +443,7 @@ def test_where_no_language_is_known_plain_names_work_and_others_are_refused(home
     assert shoal.Run.load("run").model is not None
     (home / "Grüße.svm").write_text(ROWS)
     _, errors = finish(start("train", "Grüße.svm", *QUICK, **bare), code=2)
-    assert errors.endswith("is no UTF-8, and no job file could hold it: rename it, or choose a UTF-8 locale\n")
+    assert errors.endswith("is not UTF-8: rename it, or choose a UTF-8 locale\n")
     assert not (home / "runs").exists()
 
 

@@ -352,7 +352,7 @@ def test_the_last_server_stays_until_it_is_told_twice(den: Den, address: str) ->
     [
         (("coordinator", "clicks", "--listen", "tcp://10.0.0.1:7000"), "there only keys are safe"),
         (("coordinator", "--listen", "tcp://0.0.0.0:7000"), "others cannot call tcp://0.0.0.0:7000"),
-        (("coordinator", "clicks"), "say where others reach it (--listen"),
+        (("coordinator", "clicks"), "say where to listen (--listen"),
         (("coordinator", "clicks", "--strategy", "gossip", "--listen", "tcp://127.0.0.1:7000"), "no servers that could come"),
         (("coordinator", "--workers", "3", "--listen", "tcp://127.0.0.1:7000"), "a store trains nothing (--workers)"),
         (("server", "--at", "tcp://10.0.0.1:7000"), "there only keys are safe"),

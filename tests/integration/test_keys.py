@@ -571,7 +571,7 @@ def test_a_key_is_bound_where_it_is_let_in_and_the_list_says_so(tmp_path: Path) 
     assert (fact["group"], fact["until"], fact["expired"]) == ("b", "2099-01-01T00:00:00Z", False)
     for words, why in (
         (("--until", "1999-01-01"), "is over: shoal key revoke hostb"),
-        (("--until", "soon"), "no time until which"),
+        (("--until", "soon"), "is no expiry"),
         (("--group", "a/b"), "needs 1 to 32"),
         (("--group", ""), "name a group, or cluster for none"),
     ):

@@ -171,7 +171,7 @@ def test_a_filter_is_one_class_with_a_name_that_nobody_else_has() -> None:
     with pytest.raises(Invalid, match=r"take a Sparsifier, Quantizer or Compressor of shoal\.filters"):
         filters.filter()(dict)  # type: ignore[arg-type]
     for name in ("_hidden", "lambda"):
-        with pytest.raises(Invalid, match="without a leading underscore"):
+        with pytest.raises(Invalid, match="without leading underscore"):
             filters.filter(**{name: 1.0})(type("hiding", (filters.Sparsifier,), {}))
 
 

@@ -296,7 +296,7 @@ class ServerRun:
             worker_process.run(trainer, transport, self._closed.is_set)
         except BaseException as error:
             if not self._over.is_set() and not self._cluster.ended:
-                self._cluster._lost(name, f"{type(error).__name__}: {error}")
+                self._cluster.tell_ended(name, f"{type(error).__name__}: {error}")
         finally:
             del self._threads[name]
             self._worker_gone()

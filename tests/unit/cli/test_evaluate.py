@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from shoal.cli import groups
+from shoal.cli import common, groups
 from shoal.errors import ShoalError
 from shoal.inspect import evaluate
 from shoal.inspect.evaluate import EvaluationResult
@@ -36,7 +36,7 @@ class Judging:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "ModelEvaluator", Judging)
-    monkeypatch.setattr(groups, "_ENDS", 0.0)
+    monkeypatch.setattr(common, "_ENDS", 0.0)
 
 
 def evaluated(where: str, *more: str) -> Result:

@@ -121,7 +121,7 @@ def test_a_folder_is_opened_as_what_it_is(tmp_path: Path) -> None:
     assert isinstance(open_rows(dense.folder), DenseFile)
     other = open_rows(tmp_path / "sparse")
     assert isinstance(other, CsrFile) and sparse(other) is other
-    with pytest.raises(Invalid, match=r"here has dense rows \(2 x 3\), and sparse ones are needed"):
+    with pytest.raises(Invalid, match=r"here has dense rows \(2 x 3\): take a set of sparse rows"):
         sparse(dense)
 
 

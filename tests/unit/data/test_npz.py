@@ -177,12 +177,12 @@ def test_a_bad_file_is_refused(tmp_path: Path, content: bytes, said: str) -> Non
         ({"x": np.where(X == 5, np.nan, X), "y": Y}, "row 0 of x is not finite"),
         ({"x": X, "y": np.where(Y == 2, np.inf, Y)}, "row 2 of y is not finite"),
         ({"x": np.full((3, 2), 1e300), "y": Y[:3]}, "too large for float32"),
-        ({"x": X + 1j, "y": Y}, "x holds complex128, which are no plain numbers"),
+        ({"x": X + 1j, "y": Y}, "x holds complex128, no plain numbers"),
         ({"x": X, "y": np.array(["cat"] * 200)}, "y holds <U3"),
         ({"x": X, "y": Y, "classes": [1, 2]}, "classes is no single number"),
-        ({"x": X, "y": Y, "classes": -5}, "classes is -5: 1 to 65,536 are possible, and 0 if labels are numbers"),
-        ({"x": X, "y": Y, "classes": 3.7}, "classes is 3.7: 1 to 65,536"),
-        ({"x": X, "y": Y, "classes": 10**9}, "classes is 1e.09: 1 to 65,536"),
+        ({"x": X, "y": Y, "classes": -5}, "classes is -5: give 1 to 65,536, 0 for numbers"),
+        ({"x": X, "y": Y, "classes": 3.7}, "classes is 3.7: give 1 to 65,536"),
+        ({"x": X, "y": Y, "classes": 10**9}, "classes is 1e.09: give 1 to 65,536"),
         (
             {"x": X, "y": Y, "classes": 1},
             "classes is 1, and there is a label 1: they are 0 to 0; write the right",
@@ -208,7 +208,7 @@ def test_arrays_that_make_no_set_are_refused(tmp_path: Path, arrays: dict[str, A
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     objects = np.array([Trap(trace), None], dtype=object)
-    with pytest.raises(Invalid, match="x holds object, which are no plain numbers"):
+    with pytest.raises(Invalid, match="x holds object, no plain numbers"):
         loaded(tmp_path, saved(tmp_path, x=objects, y=Y[:2]))
     (tmp_path / "pickled.npz").write_bytes(pickle.dumps(Trap(trace)))
     with pytest.raises(Invalid, match=r"is no \.npz file"):

@@ -53,7 +53,7 @@ def test_a_batch_script_of_a_job_goes_on_where_it_was_stopped(script: str) -> No
     assert Path("job.sh").stat().st_mode & 0o100
     again = launch("--script", "slurm", "--out", "job.sh", "job.toml")
     assert again.exit_code == 2
-    assert "job.sh is there already: take another name" in again.output
+    assert "job.sh: File exists: take another name or place" in again.output
 
 
 @pytest.mark.parametrize(

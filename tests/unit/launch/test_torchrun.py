@@ -81,7 +81,7 @@ def test_without_torchrun_nobody_is_a_rank() -> None:
 @pytest.mark.parametrize(
     ("lies", "words"),
     [
-        ({"LOCAL_WORLD_SIZE": "99999"}, "LOCAL_WORLD_SIZE=99999: a cluster has at most 1,024 nodes: use fewer ranks"),
+        ({"LOCAL_WORLD_SIZE": "99999"}, "LOCAL_WORLD_SIZE=99999: needs at most 1,024: use fewer ranks"),
         (
             {"LOCAL_WORLD_SIZE": "99999999999"},
             "LOCAL_WORLD_SIZE=999999999... has 11 digits; torchrun sets these: start it",
@@ -148,7 +148,7 @@ def test_there_are_as_many_workers_as_ranks_for_them_and_that_is_said(servers: i
             of(5, hosts=2),
             "ranks on 2 hosts, and shoal uses torchrun on a single host only: use one (--nn",
         ),
-        ({"strategy": "serial"}, of(), "'serial' is a single process: start it without torchrun"),
+        ({"strategy": "serial"}, of(), "'serial' is one process: start it without torchrun"),
         ({"launch.how": "threads"}, of(), "launch.how='threads' is a single process"),
     ],
 )
@@ -237,10 +237,12 @@ def test_a_rank_that_is_gone_has_no_forkserver_any_more() -> None:
         with come_in(head, msgspec.json.encode(RankHello(1))):
             seat = head.seats()[1]
             away = seat.forkserver()
-        assert away.wait(PATIENCE) < 0
-        again = seat.forkserver()
-        assert again.wait(PATIENCE) < 0
-        for one in (away, again):
-            assert one.stdin is not None and one.stdout is not None
-            one.stdin.close()
-            one.stdout.close()
+        for _ in range(2):
+            assert away.wait(PATIENCE) < 0
+            assert away.stdin is not None and away.stdout is not None
+            away.stdin.close()
+            away.stdout.close()
+            away = seat.forkserver()
+        assert away.wait(PATIENCE) < 0 and away.stdin is not None and away.stdout is not None
+        away.stdin.close()
+        away.stdout.close()

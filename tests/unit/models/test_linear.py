@@ -328,9 +328,7 @@ def test_what_does_not_fit_together_is_refused_with_the_next_move() -> None:
     with pytest.raises(Invalid, match="3 weights for 2 keys"):
         plain.gradient(local, np.zeros(3, np.float32), True)
     for label in (2.0, 0.5, math.nan):
-        with pytest.raises(
-            Invalid, match=rf"row 0 has label {label}: .*needs -1 and \+1 or 0 and 1, or take 'squared'"
-        ):
+        with pytest.raises(Invalid, match=rf"row 0 has label {label}: .*needs -1 and \+1, or 0 and 1; or 'squared'"):
             plain.check_labels(one_row([1.0, 2.0], label).labels)
     with pytest.raises(Invalid, match="needs counts"):
         Linear(bias=False, l2_per_count=1.0).gradient(local, weights, True)

@@ -106,7 +106,7 @@ def test_a_file_that_is_no_model_is_refused_and_named(tmp_path: Path) -> None:
         Trained.load(tmp_path)
     other = tmp_path / "other"
     other.write_bytes(save({"weights": np.zeros(3, np.float32)}))
-    with pytest.raises(Invalid, match="no model of shoal's"):
+    with pytest.raises(Invalid, match="no shoal model"):
         Trained.load(other)
 
 

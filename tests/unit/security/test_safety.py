@@ -103,7 +103,7 @@ def test_safety_is_what_was_said_else_what_the_address_asks_for(
     assert Safety.chosen(at=NEAR[0]).plain == "local"
     for at in (FAR, with_key(FAR, KEY), with_key(NEAR[0], KEY)):
         assert Safety.chosen(at=at).plain == f"keys:{tmp_path / 'usual'}"
-    with pytest.raises(Invalid, match="at once"):
+    with pytest.raises(Invalid, match="exclude each other"):
         Safety.chosen("somewhere", True)
 
 

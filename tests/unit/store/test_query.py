@@ -263,8 +263,8 @@ def test_what_is_found_is_a_copy_of_the_rows() -> None:
         ({"join": "largest"}, "k: question(join='largest', k=10)"),
         ({"above": "x"}, "needs a finite number"),
         ({"servers": 1}, "another name is needed"),
-        ({"_x": 1}, "without a leading underscore"),
-        ({"lambda": 1}, "no word of Python's"),
+        ({"_x": 1}, "without leading underscore"),
+        ({"lambda": 1}, "no Python keyword"),
         ({"a b": 1}, "needs a name"),
     ],
 )

@@ -232,7 +232,7 @@ class ZmqTransport:
             return
         frames: list[Any] = [header, *arrays]
         if call is not None and call.link.may_dial():
-            self._look(call.link, self._unsent)  # libzmq may have said meanwhile that it tries again
+            self._look(call.link, self._unsent)  # libzmq may have tried again meanwhile
             if call.link.may_dial():
                 self._redial(to)
                 call = self._calls[to]

@@ -2,10 +2,10 @@
 
 The tail of a click log is half its keys. The primary decides, before a change is made: backups
 never hear of the rest. It counts in one byte per key if the keys it holds are few enough (of
-reserved addresses, so only what is touched costs memory), else in a sketch (two cells per key, shared with others), which may count too much, never too little: a key
-may get in too early, never too late. The sketch starts small and grows once. Counts are in no
-replica and no checkpoint: a new primary starts from nothing, and rows stay. Segments that stay
-keep their counts (``hold``).
+reserved addresses, so only what is touched costs memory), else in a sketch (two cells per key,
+shared with others), which may count too much, never too little: a key may get in too early, never
+too late. The sketch starts small and grows once. Counts are in no replica and no checkpoint: a new
+primary starts from nothing, and rows stay. Segments that stay keep their counts (``hold``).
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ def test_a_name_that_no_job_file_could_hold_is_refused(tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xffws.svm"))
     path.write_text(lines())
     said = refused(path, tmp_path / "runs" / "run")
-    assert "r\\udcffws.svm' is no UTF-8" in said and said.endswith("rename it, or choose a UTF-8 locale")
+    assert "r\\udcffws.svm' is not UTF-8" in said and said.endswith("rename it, or choose a UTF-8 locale")
 
 
 def test_a_file_that_changes_while_it_is_packed_is_not_trained_on(tmp_path: Path, cache: Path) -> None:

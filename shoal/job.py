@@ -221,18 +221,22 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def has_servers(self) -> bool:
+        """Whether servers hold the model."""
         return self.strategy.has_servers(self)
 
     @property
     def has_workers(self) -> bool:
+        """Whether there are worker processes."""
         return self.strategy.has_workers
 
     @property
     def linear(self) -> Linear:
+        """The model of a run on sparse rows."""
         assert isinstance(self.model, Linear)
         return self.model
 
     def slots(self, rows: int) -> SlotOrder:
+        """The slots of an epoch over so many rows."""
         return self.strategy.slots(rows, self.data.batch, self.seed)
 
     @property

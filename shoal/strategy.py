@@ -70,6 +70,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     @property
     def in_steps(self) -> bool:
+        """Whether several slots make one update."""
         return False
 
     @classmethod
@@ -80,6 +81,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return self.on_servers
 
     def check(self, job: Any) -> None:
+        """Refuse settings of the job that it does not support."""
         if job.update.rule == "block_proximal":
             raise Invalid(f"update.rule={job.update.rule!r} is for strategy 'block-proximal': take it, or another")
         if job.stop.is_solved_by_rule:
@@ -95,9 +97,11 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         """Refuse a model that it does not support."""
 
     def slots(self, rows: int, batch: int, seed: int) -> SlotOrder:
+        """The slots of an epoch over so many rows."""
         return Slots(rows, batch, seed)
 
     def evaluates(self, job: Any, learner: Learner) -> Learner:
+        """The learner that evaluates its models."""
         return learner
 
 

@@ -145,6 +145,7 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self.intervals()
 
     def intervals(self) -> TimingSettings:
+        """The complete settings of the nodes."""
         found: dict[str, int] = {}
         for name in TimingSettings.__struct_fields__:
             given = getattr(self, name)

@@ -98,6 +98,8 @@ NAMED = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
+    """Training and test rows over the same features."""
+
     name: str
     train: CsrFile | DenseFile
     test: CsrFile | DenseFile
@@ -110,10 +112,12 @@ class Dataset:
 
     @property
     def dense(self) -> bool:
+        """Whether rows are arrays of one shape, such as images."""
         return isinstance(self.train, DenseFile)
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of one row."""
         return self.train.shape if isinstance(self.train, DenseFile) else (self.train.features,)
 
     @property
@@ -123,6 +127,7 @@ class Dataset:
 
     @classmethod
     def open(cls, folder: Path) -> Dataset:
+        """Map a set that ``load`` packed, in another process of this machine."""
         try:
             facts = msgspec.json.decode((folder / "facts.json").read_bytes(), type=PackInfo)
         except (OSError, msgspec.MsgspecError) as error:

@@ -93,6 +93,8 @@ class Quantizer(Base):
 
 
 class Compressor(Base):
+    """Compresses bytes without loss."""
+
     sort = "pressing"
 
     @abstractmethod

@@ -56,6 +56,8 @@ class Flow:
 
 
 class Chain:
+    """The filters of a table."""
+
     def __init__(
         self, filters: Sequence[Filter], wire: Wire = "float32", flow: Flow | None = None, warm: bool = False
     ) -> None:
@@ -140,6 +142,7 @@ class Chain:
         return [*out, self._compressed(data, by.item, QUANTIZED, OUT)]
 
     def asked(self, arrays: Arrays) -> list[Array]:
+        """The arrays of a pull: keys, if it names any."""
         return [self._compressed(_bytes(one), 8, 0, OUT) for one in arrays]
 
     def answer(self, arrays: Arrays, width: int) -> list[Array]:

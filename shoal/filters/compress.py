@@ -16,6 +16,8 @@ from shoal.filters.base import Bytes, Compressor, RegisteredFilter
 
 
 class Delta(Compressor):
+    """Encodes sorted keys as differences."""
+
     compiled = True
 
     def press(self, data: Bytes, item: int) -> Bytes | None:
@@ -48,6 +50,8 @@ class _Codec(Compressor):
 
 
 class LZ4(_Codec):
+    """LZ4: fast."""
+
     module = "lz4.block"
 
     def press(self, data: Bytes, item: int) -> Bytes | None:
@@ -63,6 +67,8 @@ class LZ4(_Codec):
 
 
 class Zstd(_Codec):
+    """Zstandard: small."""
+
     module = "zstandard"
     bounds = {"level": (1, 19)}
     whole = ("level",)

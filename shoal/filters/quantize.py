@@ -49,16 +49,22 @@ class _HalfPrecision(Quantizer):
 
 
 class Float16(_HalfPrecision):
+    """16-bit floats with three digits."""
+
     form = "float16"
     most = 65504.0
 
 
 class BFloat16(_HalfPrecision):
+    """16-bit floats with two digits and the range of float32."""
+
     form = "bfloat16"
     most = 3.3895313892515355e38
 
 
 class Int8(Quantizer):
+    """One byte per value, and a scale per column."""
+
     compiled = True
     bounds = _BOTH | _CHANCE | {"steps": (1.0, 127.0)}
     whole = ("pushes", "pulls", "chance", "steps")
@@ -92,6 +98,8 @@ class Int8(Quantizer):
 
 
 class OneBit(Quantizer):
+    """One bit per value, and two means per column."""
+
     compiled = True
     directions = ("pushes",)
     bounds = _CHANCE

@@ -15,6 +15,8 @@ from shoal.keys import Values
 
 
 class Significant(Sparsifier):
+    """Rows that changed by more than a threshold since they were last sent."""
+
     bounds = {"threshold": (0.0, math.inf)}
 
     def check(self) -> None:
@@ -27,6 +29,8 @@ class Significant(Sparsifier):
 
 
 class Skip(Sparsifier):
+    """All rows but a random share."""
+
     bounds = {"share": (0.0, 1.0)}
 
     def check(self) -> None:
@@ -39,6 +43,8 @@ class Skip(Sparsifier):
 
 
 class Top(Sparsifier):
+    """The rows with the largest values: a number of them, or a share."""
+
     bounds = {"k": (0.0, 1e12), "share": (0.0, 1.0)}
     whole = ("k",)
 

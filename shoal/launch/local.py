@@ -91,6 +91,8 @@ def local(
 
 
 class ThreadCluster(Cluster):
+    """Servers as threads of this process."""
+
     def __init__(self, servers: int, modules: tuple[str, ...], journal: JournalFile, copies: int = 1) -> None:
         from shoal.wire.memory import Hub
 

@@ -37,6 +37,8 @@ Say = Callable[[str], None]
 
 
 class RemoteCluster(ProcessCluster):
+    """A coordinator, and the nodes that join it."""
+
     def __init__(
         self,
         servers: int,

@@ -47,6 +47,7 @@ class Trained:
 
     @property
     def weights(self) -> npt.NDArray[np.float32]:
+        """One weight per feature."""
         return self.table[: self.features]
 
     @property
@@ -102,10 +103,12 @@ class TrainedModule:
         return f"<module {self.model.net}: {sum(one.size for one in self.tensors.values()):,} numbers>"
 
     def state_dict(self) -> dict[str, Any]:
+        """The state for ``torch.nn.Module.load_state_dict``."""
         torch = self._torch()
         return {name: torch.from_numpy(one.copy()) for name, one in self.tensors.items()}
 
     def module(self) -> Any:
+        """A ``torch.nn.Module`` with these weights, ready to predict."""
         self._torch()
         from shoal.models.torch_factory import made
 
@@ -157,6 +160,7 @@ class TrainedModule:
         return scaled * np.float32(self.inputs.factor) + np.float32(self.inputs.shift)
 
     def save(self, path: str | Path, **also: str) -> None:
+        """Save it; ``also`` is added to the metadata."""
         facts = {"format": _MODULE, "model": _text(self.model), "inputs": _text(self.inputs)}
         # a scalar stays a scalar
         arrays = {name: np.array(one, order="C") for name, one in self.tensors.items()}

@@ -38,6 +38,8 @@ _WHY = 200  # characters of a reason that others give
 
 
 class Coordinator:
+    """One coordinator, without its loop."""
+
     def __init__(
         self,
         name: str = "coordinator",
@@ -67,6 +69,7 @@ class Coordinator:
 
     @property
     def timing(self) -> TimingSettings:
+        """The timing that all members use."""
         return self.roster.timing
 
     def _replay(self, journal: list[bytes], timing: TimingSettings | None) -> None:
@@ -301,6 +304,7 @@ class Coordinator:
         return [*effects, Send(sender, m.Refusal(0, "setting", why))] if why else effects
 
     def let_go(self, now: int, name: str) -> list[Effect]:
+        """No node needs this member any more."""
         self.roster.release(name)
         return self._remove(now, name, f"{LEFT}: others have what it had", died=False)
 

@@ -49,6 +49,8 @@ class EvaluationOrder(NamedTuple):
 
 
 class Evaluator:
+    """The evaluator of one run."""
+
     def __init__(
         self,
         worker: Worker,
@@ -70,6 +72,7 @@ class Evaluator:
         self._closed = False  # what is judged from now on comes too late
 
     def start(self) -> Task:
+        """The task is done when the run is over."""
         return self.worker.start(self._judge())
 
     def judge_now(self, pulled: Values | KeyValues) -> Judgement:

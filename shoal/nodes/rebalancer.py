@@ -54,6 +54,8 @@ class OpeningMove:
 
 
 class Rebalancer:
+    """The moves and departures of one cluster."""
+
     def __init__(self, moves: MoveSettings | None = None) -> None:
         self.moves = moves or MoveSettings()
         self._begun: dict[_Key, tuple[int, str, str]] = {}  # when, why, and what it gains
@@ -107,6 +109,7 @@ class Rebalancer:
         return [Send(sender, m.Done(request)) for sender, request in done]
 
     def full(self, now: int, taken: Sequence[NewReplica], of: Coordinator) -> list[Effect]:
+        """Segments have a new member by the next view."""
         effects: list[Effect] = []
         groups: dict[tuple[str, str, bool], list[NewReplica]] = {}
         for one in taken:
@@ -129,6 +132,7 @@ class Rebalancer:
         return effects
 
     def told(self, now: int, of: Coordinator) -> list[Effect]:
+        """The view is on disk, and sent to all members."""
         view = of.view
         for one in self._openings:
             if not one.told and one.view <= view.number:
@@ -144,6 +148,7 @@ class Rebalancer:
         return [*effects, Tell(Shared(seconds=of.scheduler.seconds, serves=found[0], copies=found[1]))]
 
     def opened(self, now: int, sender: str, opened: m.Opened, of: Coordinator) -> list[Effect]:
+        """A new primary serves these."""
         effects: list[Effect] = []
         for one in list(self._openings):
             if (one.number, one.target) != (opened.table, sender) or opened.view < one.view:
@@ -173,6 +178,7 @@ class Rebalancer:
         return [Tell(handed)]
 
     def tick(self, now: int, of: Coordinator) -> list[Effect]:
+        """Call it after every event."""
         self._forget(now, of)
         effects = self._release(now, of)
         if (self._state(of) == self._planned and now < self._again) or not of.roster.tables:
@@ -278,6 +284,7 @@ class Rebalancer:
         return effects
 
     def standing(self, now: int, of: Coordinator) -> list[m.Move]:
+        """All moves under way."""
         found: list[m.Move] = []
         for table in of.roster.tables.values():
             for segment, place in enumerate(table.places):

@@ -26,6 +26,8 @@ from shoal.wire.messages.groups import SCHEDULER, GroupProcessEnded, dealer, who
 
 
 class SchedulerNode:
+    """The scheduler of one group, without its loop."""
+
     def __init__(
         self,
         group: str,

@@ -35,6 +35,8 @@ _OPENING = 5 * limits.MILLISECOND  # a promoted server is level with the others 
 
 
 class Server:
+    """One server, without its loop."""
+
     def __init__(
         self, name: str, token: str, address: str = "", inline: int = limits.INLINE_ELEMENTS, disk: Disk | None = None
     ) -> None:
@@ -71,6 +73,7 @@ class Server:
 
     @property
     def computing(self) -> bool:
+        """Whether something is being computed, while all else waits."""
         return bool(self._works)
 
     def handle(self, now: int, event: Event) -> list[Effect]:

@@ -217,6 +217,8 @@ class SlotStream:
 
 
 class Trainer:
+    """One worker's part in a run."""
+
     def __init__(
         self,
         worker: Worker,
@@ -261,6 +263,7 @@ class Trainer:
         self._most, self._taken = most, 0  # slots that it may have, and has had; 0: no bound
 
     def start(self) -> Task:
+        """The task is done when this worker has nothing more to do."""
         return self.worker.start(self._work())
 
     def leave(self) -> None:
@@ -268,6 +271,7 @@ class Trainer:
         self.leaving = True
 
     def ask_now(self) -> None:
+        """Few slots are left: do not wait for the next report."""
         if self._nap is not None:
             self._nap.finish()
 

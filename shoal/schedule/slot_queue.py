@@ -33,6 +33,8 @@ IN_HAND = 4  # of a worker that died, so many slots may have been what killed it
 
 
 class SlotQueue:
+    """All the slots of a run."""
+
     def __init__(self, order: SlotOrder, limit: int, step: Step | None = None) -> None:
         self.order, self.limit, self.step = order, limit, step
         self.per_pass = order.per_pass
@@ -59,11 +61,13 @@ class SlotQueue:
 
     @property
     def steps(self) -> int:
+        """Complete steps."""
         if self.step is None:
             return self.done
         return self.step_of(self.lowest) if self.lowest < self.limit else self.steps_until(self.limit)
 
     def has(self, worker: int) -> int:
+        """How many slots it was assigned that are not counted."""
         return len(self._out.get(worker, ()))
 
     def among(self, worker: int, found: Iterable[tuple[int, int]]) -> list[int]:
@@ -72,6 +76,7 @@ class SlotQueue:
         return [slot for slot in self._out.get(worker, ()) if slot in wanted]
 
     def rows(self, slots: Iterable[int]) -> int:
+        """The rows of these slots, without void ones."""
         return self._rows_of(slot for slot in slots if slot not in self.voids)
 
     @property
@@ -86,6 +91,7 @@ class SlotQueue:
         return sum(stop - first for first, stop in spans)
 
     def counted(self) -> Runs:
+        """All counted slots, as intervals."""
         found = Intervals([(0, self._whole * self.per_pass)])
         for number in sorted(self._passes):
             one = self._passes[number]
@@ -93,6 +99,7 @@ class SlotQueue:
         return found.runs
 
     def blame(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Refusals and deaths of slots that are not counted."""
         refused = {slot: times for slot, times in self._refusals.items() if not self.is_counted(slot)}
         return refused, {slot: times for slot, times in self._deaths.items() if not self.is_counted(slot)}
 
@@ -152,6 +159,7 @@ class SlotQueue:
         return len(missing)
 
     def refuse(self, worker: int, slot: int, why: str) -> None:
+        """The gradient of this slot cannot be pushed."""
         if self._out.get(worker, {}).pop(slot, 0) is None:
             self._refusals[slot] += 1
             if self._refusals[slot] >= REFUSALS:
@@ -166,6 +174,7 @@ class SlotQueue:
         self._again = deque(sorted({*self._again, *back}))
 
     def held(self, worker: int) -> list[int]:
+        """All slots that are meant for it and not counted, in order."""
         mine = (*self._out.get(worker, ()), *self._pending.get(worker, ()))
         return sorted(slot for slot in mine if not self.is_counted(slot))
 

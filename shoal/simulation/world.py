@@ -76,6 +76,8 @@ class Weather:
 
 
 class World:
+    """All nodes, the network and the time."""
+
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
         self.now = 0
         self.hosts: dict[str, SimulatedHost] = {}
@@ -120,6 +122,7 @@ class World:
         return until()
 
     def turn(self) -> None:
+        """Process the next event."""
         self.now, _, _, action = heapq.heappop(self._heap)
         action()
 
@@ -132,6 +135,7 @@ class World:
         return host
 
     def add_twin(self, node: e.Node, lasts: int) -> None:
+        """Adds a second process under a name that is in use; messages to that name reach either."""
         self._log("twin", node.name)
         host = self.add(node, twin=True)
         self.at(self.now + lasts, lambda: self.twins.pop(node.name) if self.twins.get(node.name) is host else None)
@@ -152,6 +156,7 @@ class World:
         return list(self.journals.get(name, SimulatedJournal()).durable)
 
     def end(self, name: str) -> None:
+        """End a process that has finished."""
         del self.hosts[name]
         self._log("end", name)
 
@@ -161,6 +166,7 @@ class World:
             self._watches.setdefault(message, []).append(seen)
 
     def track(self, message: type[Message]) -> None:
+        """Track messages of this kind in flight."""
         self._tracked[message] = []
 
     def under_way(self, message: type[Message]) -> list[tuple[str, str, Any]]:
@@ -171,6 +177,7 @@ class World:
         return [(sender, to, said) for _, sender, to, said in found]
 
     def pause(self, name: str, nanoseconds: int) -> None:
+        """Pause a process: messages wait, timers fire late."""
         self.hosts[name].paused_until = self.now + nanoseconds
         self._log("pause", name)
 
@@ -182,16 +189,19 @@ class World:
         self._log("freeze", name)
 
     def stall_disk(self, name: str, nanoseconds: int) -> None:
+        """Delay all writes from now on."""
         journal = self.journals.setdefault(name, SimulatedJournal())
         journal.busy_until = max(journal.busy_until, self.now + nanoseconds)
         if (host := self.hosts.get(name)) is not None:
             host.storing_until = max(host.storing_until, self.now + nanoseconds)
 
     def tell(self, name: str, event: e.Event = _TICK) -> None:
+        """Deliver an event without a message."""
         if (host := self.hosts.get(name)) is not None:
             self._feed(host, event)
 
     def carry_out(self, name: str, effects: list[e.Effect]) -> None:
+        """Carries out effects in a node's name; does nothing if the node is gone."""
         if (host := self.hosts.get(name)) is not None:
             for effect in effects:
                 self._carry_out(host, effect)

@@ -86,6 +86,7 @@ class Embedding(torch.nn.Module):
         return functional.embedding(places.view(ids.shape), weights)
 
     def rows(self, ids: Any) -> Values:
+        """The current rows of these ids."""
         self.flush()
         found: Values = self._kv.pull(self.name, np.asarray(ids).reshape(-1)).result()
         return found.reshape(-1, self.embedding_dim)
@@ -106,6 +107,7 @@ class Embedding(torch.nn.Module):
             print(f"shoal: {what}", file=sys.stderr)
 
     def flush(self) -> None:
+        """Wait until all pushes are counted."""
         pushes, self._pushes = self._pushes, []
         self._kv.wait(pushes)
 
@@ -147,12 +149,16 @@ class EmbeddingBag(Embedding):
         num_embeddings: int | None,
         embedding_dim: int,
         mode: str = "mean",
-        **settings: Any,
+        *,
+        name: str,
+        update: Update | None = None,
+        initial: Initial | None = None,
+        start: Kept | None = None,
+        kv: KV | None = None,
     ) -> None:
-        """``settings`` are those of ``Embedding``."""
         if mode not in ("sum", "mean"):
             raise Invalid(f"mode={mode!r}: needs 'sum' or 'mean'")
-        super().__init__(num_embeddings, embedding_dim, **settings)
+        super().__init__(num_embeddings, embedding_dim, name=name, update=update, initial=initial, start=start, kv=kv)
         self.mode = mode
 
     def forward(

@@ -43,6 +43,8 @@ from shoal.wire.effects import Effect
 
 
 class Dispatcher:
+    """The operations that one client has under way."""
+
     def __init__(self, session: Session, seed: int = 0) -> None:
         self.patient = False  # keeps asking silent servers: membership says when one has left
         self.inflight = Inflight(seed)
@@ -60,6 +62,7 @@ class Dispatcher:
         return op.task
 
     def tasks(self) -> list[Task]:
+        """The tasks of all operations that are queued or running."""
         return [op.task for op in self._operations()]
 
     def pushes(self) -> list[Task]:
@@ -83,6 +86,7 @@ class Dispatcher:
             self._queue.extendleft(sorted([*started, *again], key=lambda op: op.started, reverse=True))
 
     def submit(self, now: int) -> list[Effect]:
+        """Start every operation that may start."""
         effects: list[Effect] = []
         if not self._session.incarnation:
             return effects
@@ -199,6 +203,7 @@ class Dispatcher:
         return effects
 
     def awaits(self, sender: str, request: int) -> bool:
+        """Whether a request with this number is open at that node."""
         pending = self.inflight.requests.get(request)
         return pending is not None and pending.to == sender
 
@@ -232,6 +237,7 @@ class Dispatcher:
         op.task.finish(value, error)
 
     def fail_all(self, error: Exception) -> None:
+        """End every operation with this error."""
         self._requeue()
         for op in self._operations():
             self._end(op, error=error)

@@ -46,6 +46,7 @@ class Task:
         return self._outcome()
 
     def then(self, call: Callable[[Task], None]) -> None:
+        """Call this when the task is done, or now if it is."""
         if self.done:
             call(self)
         else:

@@ -53,6 +53,8 @@ _Found = tuple[list[m.Array], int, Wire, int]  # arrays, start of the rest, form
 
 
 class Primary(SegmentState):
+    """The segments of one table that one server is primary of."""
+
     def __init__(
         self,
         number: int,
@@ -109,6 +111,7 @@ class Primary(SegmentState):
         return self._release() if departed else HandlerResult()
 
     def set_delay(self, spec: Spec) -> HandlerResult:
+        """Change the table's ``max_delay``."""
         self.spec = spec
         self.clocks.max_delay = spec.max_delay
         return self._release()

@@ -402,7 +402,7 @@ class TrainingScenario:
         nemesis.heal()
         run.until(lambda: nemesis.over, AFTER)
         slots = min(run.scheduler.workload.limit, 4 * run.plan.slots)
-        within = (40_000 + slots * run.plan.think) * MILLISECOND  # to notice a death, and to compute
+        within = (40_000 + slots * run.plan.think) * MILLISECOND  # to notice deaths and compute
         if not run.until(lambda: run.over, within):
             return [Violation("I13 live", f"not over {within // SECOND} s after all was healed: {self._stuck(run)}")]
         if run.plan.group and "resume this run" in run.scheduler.failed and run.plan.beyond:

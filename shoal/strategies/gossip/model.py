@@ -159,7 +159,7 @@ class Consensus:
         return slab[:, 0] if width == 1 and self._learner.start() is None else slab[:, :width]
 
     def spread(self) -> dict[str, float]:
-        """Lowest and highest test loss, and root of the mean |weights - mean|^2; none if diverged."""
+        """Lowest and highest test loss, and root mean |weights - mean|^2; none if diverged."""
         if not all(is_finite(slab) for slab in self._slabs):
             return {}
         mean, test = self.weights_in(self.mean), self._test

@@ -115,9 +115,10 @@ def make_trainer(
     batches: BatchSource | None = strategy.batches(job, learner, slots)
     if batches is None:
         assert isinstance(slots, Slots)
-        batches = DenseBatches(data, slots, learner.keys)
         if isinstance(learner, LinearLearner):
             batches = BatchCache(worker, learner.train, slots, learner.model.bias, cache_bytes)
+        else:
+            batches = DenseBatches(data, slots, learner.keys)
     pace, spans = job.emulate.pace(number, job.seed), job.trace.spans
     return Trainer(worker, strategy, learner, batches, slots, traffic, pace, spans, job.emulate.task)
 

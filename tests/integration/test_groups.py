@@ -297,7 +297,7 @@ def test_what_is_not_named_of_a_quota_stays_as_it_was(cluster: ProcessCluster, o
         ({"strategy__name": "gossip"}, "b", "trains on no servers"),
         ({"launch__how": "threads"}, "b", "are processes"),
         ({}, "b/c", "needs 1 to 32"),
-        ({}, None, "give both"),
+        ({}, None, "needs servers and a name"),
     ],
 )
 def test_what_cannot_be_a_groups_run_is_refused(

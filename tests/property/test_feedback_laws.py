@@ -59,7 +59,7 @@ class Harbour(CalmWorld):
 
     @property
     def repeated(self) -> int:
-        return self.world.counts["repeated"]
+        return self.world.counts["network: repeated"]
 
     def start(self, which: int, call: Any) -> Task:
         task: Task = call(self.clients[which].client)

@@ -198,5 +198,5 @@ def test_what_the_law_is_about_does_happen() -> None:
         twins.do(deeds)
     counts = twins.worker.client.session.key_cache.counts
     assert counts["hits"] > 20 and counts["misses"] > 10 and counts["forgotten"] > 1 and counts["bytes saved"] > 0
-    assert twins.world.counts["repeated"] > 0 and any(own.counts["evicted"] for own in twins.parts())
+    assert twins.world.counts["network: repeated"] > 0 and any(own.counts["evicted"] for own in twins.parts())
     assert twins.worker.client.session.view.number > 4  # segments changed hands, and back

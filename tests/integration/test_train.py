@@ -284,7 +284,7 @@ def test_ctrl_c_ends_everything_and_keeps_what_was_judged(tmp_path: Path, monkey
 def test_a_worker_that_breaks_is_lost_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(training: ServerRun) -> None:
         trainer = training._threads["worker-0"][1]
-        monkeypatch.setattr(trainer, "compute", lambda *_: 1 / 0)
+        monkeypatch.setattr(trainer.worker, "compute", lambda *_: 1 / 0)
 
     for strategy in STRATEGIES:
         run = execute(job(strategy=strategy, stop__epochs=20), started=started)

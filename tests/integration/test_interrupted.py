@@ -45,15 +45,15 @@ def test_ctrl_c_while_a_command_starts_leaves_no_traceback(command: tuple[str, .
 def test_ctrl_c_while_modules_are_imported_for_a_command_waits_until_they_are(den: Den) -> None:
     code = """
 import os, signal, sys, time
-from shoal.startup import awake, quietly
+from shoal.startup import exit_on_interrupt, raise_on_interrupt
 
 class Interrupts:
     def find_spec(self, name, path, target=None):
         if name == "shoal.events":
             os.kill(os.getpid(), signal.SIGINT)
 
-quietly()
-awake()
+exit_on_interrupt()
+raise_on_interrupt()
 sys.meta_path.insert(0, Interrupts())
 try:
     import shoal.job
@@ -69,8 +69,8 @@ except KeyboardInterrupt:
 def test_who_is_not_to_hear_ctrl_c_does_not(den: Den) -> None:
     code = """
 import signal
-from shoal.startup import awake, quietly
-quietly(); awake()
+from shoal.startup import exit_on_interrupt, raise_on_interrupt
+exit_on_interrupt(); raise_on_interrupt()
 signal.raise_signal(signal.SIGINT)
 print("went on")
 """

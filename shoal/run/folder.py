@@ -228,11 +228,11 @@ class RunFolder:
                 f"cannot read and write {path}: {error.strerror}: make that possible, or move it away"
             ) from None
 
-    def begin_again(self, job: Job, anew: bool) -> None:
-        """Write the settings of a resumed run; ``anew``: start over and delete its results."""
+    def begin_again(self, job: Job, fresh: bool) -> None:
+        """Write the settings of a resumed run; ``fresh``: start over and delete its results."""
         lost = (
             ("model.safetensors", "loss.png", "topology.png", "events.jsonl", "log.txt", "best.safetensors")
-            if anew
+            if fresh
             else ()
         )
         aside = self.path / "job.toml.new"

@@ -119,7 +119,7 @@ class GossipController:
     """Directs the workers of a run, leg by leg.
 
     Each worker is sent its leg until it reports in it, always the same: the mixing weights must
-    be the same for all, or means would not keep the sum of the models. The others are told of a
+    be the same for all, or means would not keep the sum of the models. The others hear of a
     lost worker until they rest. When the last is done all are asked for their models (``Show``), so
     these are of one moment. A report that comes twice changes nothing.
     """

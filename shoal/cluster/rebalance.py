@@ -386,7 +386,7 @@ def split(
         at = halves.get(table.number, {}).get(segment, start + (stop - start) // 2)
         if start < at < stop:
             share = loads[table.number][segment] / max(1.0, cluster.mean)
-            return SplitSegment(table.name, segment, at, f"{share:.1f} times what the mean server is asked for")
+            return SplitSegment(table.name, segment, at, f"{share:.1f} times the load of the mean server")
     return None
 
 

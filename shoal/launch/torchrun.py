@@ -334,10 +334,10 @@ class HeadRank:
                 one.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait there
             one.close()
 
-    def staffed(self, job: Job, anew: bool = False) -> Job:
-        """The job with a worker for each free rank; ``anew``: no run folder says what to resume."""
+    def staffed(self, job: Job, fresh: bool = False) -> Job:
+        """The job with a worker for each free rank; ``fresh``: there is nothing to resume."""
         job, self.words = staffed(job, self.rank)
-        if anew and self.rank.restarts:
+        if fresh and self.rank.restarts:
             self.words += "; torchrun has restarted it, and it begins again: with --out it would resume"
         return job
 

@@ -221,14 +221,14 @@ class RunFolder:
         except OSError as error:
             raise Invalid(f"cannot change {path}: {error.strerror}: make that possible, or move it away") from None
 
-    def begin_again(self, job: Job, anew: bool) -> None:
-        """Write the settings of a resumed run; ``anew``: start over and delete its results."""
+    def begin_again(self, job: Job, fresh: bool) -> None:
+        """Write the settings of a resumed run; ``fresh``: start over and delete its results."""
         results = ("model.safetensors", "loss.png", "topology.png", "events.jsonl", "log.txt", "best.safetensors")
         aside = self.path / "job.toml.new"
         try:
             replace_file(aside, job.toml().encode())  # if that fails, nothing has changed
             # a model stays until there is a new one
-            for name in ("summary.json", *(results if anew else ())):
+            for name in ("summary.json", *(results if fresh else ())):
                 (self.path / name).unlink(missing_ok=True)
             os.replace(aside, self.path / "job.toml")
         except OSError as error:

@@ -41,7 +41,7 @@ class ResumedRun:
     stands: bool = False  # its servers may still run: nothing is rolled back
 
     @property
-    def anew(self) -> bool:
+    def fresh(self) -> bool:
         return self.checkpoint is None and not self.stands
 
 
@@ -143,7 +143,9 @@ def take_up(folder: RunFolder, was: Job, job: Job, dataset: Dataset) -> ResumedR
     try:
         found, refused = _newest(root, was)
     except OSError as error:
-        raise Invalid(f"cannot read {root}: {error.strerror}: move it away to begin anew, or bring it back") from None
+        raise Invalid(
+            f"cannot read {root}: {error.strerror}: move it away to begin a fresh one, or bring it back"
+        ) from None
     seconds = max((event.seconds for event in before), default=0.0)
     warned: list[RunEvent] = [Warned(seconds=seconds, what=f"passed over: {one}") for one in refused]
     if damaged:
@@ -151,7 +153,7 @@ def take_up(folder: RunFolder, was: Job, job: Job, dataset: Dataset) -> ResumedR
         warned.insert(0, Warned(seconds=seconds, what=what))
     if found is None:
         if other := next((one for one in refused if isinstance(one, OtherRun)), None):
-            raise Invalid(f"{other.reason}: put back what was there, or move {root} away to begin anew")
+            raise Invalid(f"{other.reason}: put back what was there, or move {root} away to begin a fresh one")
         if is_finished(folder.path):
             raise Invalid(
                 f"{folder.path} is finished, and has no checkpoint to go on from (one is made every "

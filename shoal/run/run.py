@@ -200,7 +200,7 @@ def execute(
         log = EventLog(folder, on_event, () if taken is None else taken.before, job.verbosity)
         path = None if folder is None else folder.path
         begin = (
-            partial(folder.begin_again, job, taken.anew) if folder is not None and taken is not None else lambda: None
+            partial(folder.begin_again, job, taken.fresh) if folder is not None and taken is not None else lambda: None
         )
         start = RunStart(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher)
         training = underway(start, begin)

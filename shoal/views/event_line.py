@@ -214,7 +214,7 @@ def news(event: News | MoveSummary) -> str:
             gain = f": {clean(event.gain)}" if event.gain else ""
             return f"{moved} went from {clean(source)} to {clean(target)} ({reason(why)}{gain}), {_paused(event.stall)}"
         case Split(table=table, segment=segment, why=why):
-            return f"segment {segment:,} of {clean(table)} is two now: {clean(why)}"
+            return f"segment {segment:,} of {clean(table)} was split in two: {clean(why)}"
         case Voided(slot=(epoch, number), why=why):
             return f"slot {number:,} of epoch {epoch:,} counts as empty: {clean(why)}"
         case Warned(what=what):
@@ -308,7 +308,7 @@ def summary(events: Sequence[News]) -> str:
         moved = many(sum(len(event.segments) for event in handed), "segment")
         ways = names(dict.fromkeys(f"{event.source} to {event.target}" for event in handed))
         parts.append(f"{moved} went from {ways}, {_paused(max(event.stall for event in handed))} at most")
-    parts += [f"{many(split, 'segment')} {'is' if split == 1 else 'are'} two now"] if split else []
+    parts += [f"{many(split, 'segment')} {'was' if split == 1 else 'were'} split in two"] if split else []
     parts += [f"{many(voided, 'slot')} {'counts' if voided == 1 else 'count'} as empty"] if voided else []
     parts += [news(event) for event in events if isinstance(event, Resumed | RolledBack)]
     for kind in (Linked, Elected):  # only the latest is valid

@@ -272,7 +272,7 @@ def _compared(judged: list[RunRecord]) -> list[str]:
     reached = f"All runs reached a test loss of {format.loss(common)} (0.5% above the highest of their best)."
     told = [f"{format.clean(first.name)} was there first, after {format.elapsed(soonest)}"]
     for seconds, one in others:
-        # The ratio is told if evaluations are dense enough to tell the times apart.
+        # The ratio is given if evaluations are dense enough to tell the times apart.
         before = [at for event in one.run.finite if (at := seconds_of(event)) < seconds]
         apart = max(before, default=0.0) >= soonest
         longer = f"{format.times(seconds / soonest)} times as long" if soonest > 0 and apart else ""

@@ -57,7 +57,7 @@ def loss(events: Iterable[RunEvent], path: str | Path | None = None, title: str 
     metrics: dict[str, list[Point]] = {}
     for event in run.evaluations:
         for name, value in event.metrics.items():
-            metrics.setdefault(name, []).extend(_finite([(event.seconds / scale, value, 1.0)]))
+            metrics.setdefault(name, []).extend(_finite([(seconds_of(event) / scale, value, 1.0)]))
     solved = {name: metrics.pop(name) for name in SOLVED if name in metrics}
     shares = {name: one for name, one in metrics.items() if one and all(0 <= y <= 1 for _, y, _ in one)}
     ratios = [3.0, *([1.5] if solved else []), *([1.0] if shares else [])]

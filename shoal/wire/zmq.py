@@ -2,9 +2,9 @@
 
 A listening node binds one ROUTER socket; a calling node has a DEALER socket for each node it
 calls, which sends its route when it connects. So the sender of every message is known by name.
-Messages that do not decode are dropped and counted, and their sender is told if possible; messages
-that are too large are not sent. With keys (``Safety``) tcp is encrypted (CURVE), and a message is
-accepted only if its key allows its sender's name and its kind.
+Messages that do not decode are dropped and counted, and their sender hears of it if possible;
+messages that are too large are not sent. With keys (``Safety``) tcp is encrypted (CURVE), and a
+message is accepted only if its key allows its sender's name and its kind.
 """
 
 from __future__ import annotations

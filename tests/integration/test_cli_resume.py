@@ -210,7 +210,7 @@ def test_a_job_that_was_edited_is_not_that_of_its_checkpoints(home: Path, was: s
     before = contents(run)
     said = refused("--resume", "run")
     assert "is of another run: job.toml was edited, or these are another run's checkpoints" in said
-    assert "to begin anew" in said and contents(run) == before
+    assert "to begin a fresh one" in said and contents(run) == before
     (run / "job.toml").write_text(text)
     assert call("train", "--resume", "run", "--workers", "3", "--epochs", "1").exit_code == 0
 
@@ -283,7 +283,7 @@ def test_a_full_disk_leaves_the_run_as_it_was(home: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, limit[1]))  # as good as full
     try:
         with pytest.raises(Invalid, match=r"cannot write to .*run: .*: make room"):
-            folder.begin_again(Job(), anew=True)
+            folder.begin_again(Job(), fresh=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, heard)

@@ -1,4 +1,4 @@
-"""A proxy between real nodes that works on the bytes of their connections (ZMTP 3, without keys).
+"""A proxy between real nodes, on the bytes of their connections (ZMTP 3, without keys).
 
     with ByteProxy() as proxy, ProxiedCluster(proxy.through, servers=2) as cluster:
         proxy.intercept = lambda link, up, passing: passing.to == "server-1"  # dropped

@@ -272,7 +272,7 @@ class MpiHead:
             f"shows nothing more, but the run is kept: --resume)"
         )
 
-    def staffed(self, job: Job, anew: bool = False) -> Job:
+    def staffed(self, job: Job, fresh: bool = False) -> Job:
         check_mpi(job)
         launch = msgspec.structs.replace(job.launch, how="mpi")
         return msgspec.structs.replace(job, workers=self.rank.size, launch=launch)

@@ -111,9 +111,10 @@ class LegPace:
 class GossipController:
     """Directs the workers of a run, leg by leg.
 
-    Each worker is sent its leg until it reports in it, always the same: with other mixing weights
-    means would not keep the sum of the models. When the last is done all are asked for their models
-    (``Show``), so these are of one moment. A report that comes twice changes nothing.
+    Each worker is sent its leg until it reports in it, always the same: the mixing weights must
+    be the same for all, or means would not keep the sum of the models. When the last is done all
+    are asked for their models (``Show``), so these are of one moment. A report that comes twice
+    changes nothing.
     """
 
     name = HOME

@@ -164,7 +164,7 @@ def test_what_does_not_go_with_torchrun_is_refused_with_the_next_move(
 
 def test_a_group_that_was_started_again_hears_that_only_out_goes_on() -> None:
     with closing(HeadRank(of(restarts=1))) as head:
-        head.staffed(Job(), anew=True)
+        head.staffed(Job(), fresh=True)
         assert head.words.endswith("torchrun has restarted it, and it begins again: with --out it would resume")
         head.staffed(Job())
         assert "anew" not in head.words

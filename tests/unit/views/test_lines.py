@@ -202,7 +202,7 @@ def test_parts_that_change_hands_are_told_however_many_and_never_as_an_empty_lin
     )
     assert all(line.partition(" s  ")[2].strip() for line in later) and later
     assert "3 segments went from server-0 to server-1" in " ".join(later)
-    assert "1 segment is two now" in " ".join(later) and "server-0 is leaving" in " ".join(later)
+    assert "1 segment was split in two" in " ".join(later) and "server-0 is leaving" in " ".join(later)
 
 
 def test_times_never_go_back_and_what_was_held_says_when_it_was(story: Any) -> None:

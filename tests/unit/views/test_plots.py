@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.errors import Invalid
-from shoal.events import Stopped, Warned, read_run
+from shoal.events import Evaluated, Stopped, Warned, read_run
 from shoal.views import loss
 from shoal.views.plots import POINTS, epoch_ticks, thinned
 
@@ -53,6 +53,14 @@ def test_losses_metrics_and_who_came_and_went_are_on_one_picture(story: Any) -> 
     assert [text.get_text() for text in strip.get_legend().get_texts()] == ["joined", "lost"]
     assert figure.get_suptitle() == "rcv1 · logistic · bounded"
     assert strip.get_xlabel() == "seconds since training began"
+
+
+def test_a_loss_and_its_metrics_stand_where_the_weights_were_read(story: Any) -> None:
+    events = [replace(one, read=one.seconds - 2) if isinstance(one, Evaluated) else one for one in story.run()]
+    upper, lower, _ = loss(events).axes
+    test = [x for x, _ in curves(upper)["test"]]
+    assert test == pytest.approx([6 * at - 2 for at in range(11)])
+    assert [x for x, _ in curves(lower)["accuracy"]] == pytest.approx(test)
 
 
 def test_the_caption_says_what_ran_and_why_it_stopped(story: Any) -> None:

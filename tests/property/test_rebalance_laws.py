@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -78,6 +81,34 @@ def test_a_plan_ends_with_even_counts_and_nothing_on_those_who_leave(
         assert max(primaries) - min(primaries) <= 1
         mean = sum(held) / len(held)
         assert max(held) - min(held) <= 1 or max(max(held) - mean, mean - min(held)) <= COPIES_WITHIN * mean
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_a_thousand_changes_copy_little_more_than_they_must(copies: int) -> None:
+    """Joins and leaves at random, one after another, so that what one change leaves the next one finds."""
+    draw = Random(copies)
+    servers, born = [f"server-{i}" for i in range(6)], 6
+    tables = [table_of(1, placement.place(1, 64, servers, copies))]
+    made = must = 0
+    for _ in range(1_000):
+        leaving = []
+        if len(servers) <= copies or (len(servers) < 16 and draw.random() < 0.5):
+            servers, born = [*servers, f"server-{born}"], born + 1
+            must += 64 // len(servers)  # the primaries of who has just come
+        else:
+            leaving = [draw.choice(servers)]
+            servers = [name for name in servers if name not in leaving]
+            must += sum(leaving[0] in place.servers for place in tables[0].places)
+        before, tables = tables, settled(tables, servers, leaving, "count")
+        for was, now in zip(before[0].places, tables[0].places, strict=True):
+            assert len(now.servers) == len(set(now.servers)) == copies
+            assert set(now.servers) <= set(servers)
+            made += len(set(now.servers) - set(was.servers))
+        primaries = counts(tables[0], servers, slice(0, 1))
+        assert max(primaries) - min(primaries) <= 1
+    print(f"{made:,} segments copied where {must:,} is the least: {made / must:.3f}")
+    assert must <= made <= 1.4 * must  # backups are spread, too
 
 
 @settings(deadline=None)

@@ -1,6 +1,6 @@
 """Entry point of ``shoal`` and ``python -m shoal``; Ctrl-C ends it even during imports."""
 
-from shoal.startup import exit_on_interrupt
+from shoal.interrupts import exit_on_interrupt
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Signal handlers that respect signals the process was started to ignore.
+"""Handlers of SIGTERM and other signals that respect what the process was started to ignore.
 
 ``nohup`` starts a program with SIGHUP ignored, and a shell without job control starts its
 background jobs with SIGINT ignored. A handler would undo that: a run under ``nohup`` would end

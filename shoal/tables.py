@@ -216,9 +216,7 @@ def _check_rare(spec: Sparse) -> None:
     if not 0 <= spec.admit <= ADMIT:
         raise Invalid(f"admit={spec.admit}: a key gets a row at its n-th push, n from 0 (at once) to {ADMIT}")
     if spec.evict and not (isinstance(spec.initial, Constant) and spec.initial.value == 0):
-        raise Invalid(
-            f"evict=True and initial={spec.initial!r}: a dropped row reads as that: leave evict or initial out"
-        )
+        raise Invalid(f"evict=True and initial={spec.initial!r}: a dropped row must read as 0: leave one out")
 
 
 def _check_given(initial: Given) -> None:

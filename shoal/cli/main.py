@@ -27,7 +27,7 @@ from shoal.cli.status import status
 from shoal.cli.sweep import sweep
 from shoal.cli.topology import topology
 from shoal.cli.train import train
-from shoal.startup import INTERRUPTED, raise_on_interrupt
+from shoal.interrupts import INTERRUPTED, raise_on_interrupt
 
 
 class Commands(SuggestingGroup):

@@ -121,4 +121,4 @@ def _read_only(array: Any) -> Any:
 def _seen(found: object) -> str:
     if isinstance(found, np.ndarray):
         return f"{found.dtype} of shape {found.shape}"
-    return "nothing" if found is None else f"a {type(found).__name__}"
+    return "nothing" if found is None else type(found).__name__

@@ -1,4 +1,4 @@
-"""Inspects runs and clusters from outside, without changing them: status, query, export."""
+"""Looks at runs and clusters from outside; drains servers, and uploads what was exported."""
 
 PUBLIC = (
     "drain",

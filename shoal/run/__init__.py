@@ -1,4 +1,4 @@
-"""A run from its start to its end: its folder, checks, tracker, checkpoints and result."""
+"""A run from its start to its end: its folder, how it is resumed, and its result."""
 
 from __future__ import annotations
 

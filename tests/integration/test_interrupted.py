@@ -45,7 +45,7 @@ def test_ctrl_c_while_a_command_starts_leaves_no_traceback(command: tuple[str, .
 def test_ctrl_c_while_modules_are_imported_for_a_command_waits_until_they_are(den: Den) -> None:
     code = """
 import os, signal, sys, time
-from shoal.startup import exit_on_interrupt, raise_on_interrupt
+from shoal.interrupts import exit_on_interrupt, raise_on_interrupt
 
 class Interrupts:
     def find_spec(self, name, path, target=None):
@@ -69,7 +69,7 @@ except KeyboardInterrupt:
 def test_who_is_not_to_hear_ctrl_c_does_not(den: Den) -> None:
     code = """
 import signal
-from shoal.startup import exit_on_interrupt, raise_on_interrupt
+from shoal.interrupts import exit_on_interrupt, raise_on_interrupt
 exit_on_interrupt(); raise_on_interrupt()
 signal.raise_signal(signal.SIGINT)
 print("went on")

@@ -45,7 +45,7 @@ LEVELS = (
         "decoding",
         "user_code",
         "registry",
-        "startup",
+        "interrupts",
         "background",
         "signals",
     ),

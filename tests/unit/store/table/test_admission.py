@@ -115,7 +115,7 @@ def test_a_byte_counts_to_255(admit: int) -> None:
 
 
 def test_a_row_that_would_not_read_as_zero_cannot_be_let_go() -> None:
-    with pytest.raises(Invalid, match="that has to be 0"):
+    with pytest.raises(Invalid, match="must read as 0"):
         checked(Sparse(keys=9, evict=True, initial=Constant(0.5)))
     assert checked(Sparse(keys=9, evict=True)).span == 9
 

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C while a command imports its modules, without a traceback.
+"""Handles Ctrl-C: without a traceback while modules are imported, then as KeyboardInterrupt.
 
 Imports take some tenths of a second, and Ctrl-C in the middle of one gives a traceback, or is
 lost. So ``__main__`` calls ``exit_on_interrupt`` before any other import: Ctrl-C then ends the

@@ -30,6 +30,7 @@ def test_all_contestants_write_and_read_the_same_and_nothing_is_left(tmp_path: P
     assert msgspec.json.decode(msgspec.json.encode(results), type=Results) == results
 
 
+@pytest.mark.soak
 def test_the_command_prints_the_ratios(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings = msgspec.structs.replace(SMALL, live=LIVE)
     monkeypatch.setattr(checkpoint, "QUICK", settings)

@@ -16,6 +16,7 @@ def kept_apart(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.mark.soak
 def test_it_counts_keys_and_bytes_and_shows_what_is_left_of_clicks() -> None:
     told: list[str] = []
     small = Settings(keys=20_000, push=5_000, again=2, rival_keys=10_000, rows=20_000, admit=(0, 2))

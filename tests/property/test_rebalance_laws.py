@@ -83,6 +83,15 @@ def test_a_plan_ends_with_even_counts_and_nothing_on_those_who_leave(
         assert max(held) - min(held) <= 1 or max(max(held) - mean, mean - min(held)) <= COPIES_WITHIN * mean
 
 
+@settings(deadline=None)
+@given(clusters())
+def test_nothing_moves_once_it_is_settled_and_nobody_comes_or_goes(
+    found: tuple[list[TablePlaces], list[str], list[str], int],
+) -> None:
+    tables, servers, leaving, _ = found
+    assert plan(settled(tables, servers, leaving, "count"), servers, balance="count") == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("copies", [1, 2, 3])
 def test_a_thousand_changes_copy_little_more_than_they_must(copies: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,6 +100,14 @@ def forkservers_have_their_imports(request: pytest.FixtureRequest) -> Iterator[N
         # It is begun when the first cluster is.
         patch.setattr(process_pool, "start_forkserver", lambda: request.getfixturevalue("warm").start())
         yield
+
+
+@pytest.fixture
+def mpi_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for the shared memory of ranks: those that are killed leave it behind, 16 MB each in /dev/shm."""
+    with tempfile.TemporaryDirectory(prefix="shoal-test-mpi-", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("OMPI_MCA_btl_sm_backing_directory", folder)
+        yield Path(folder)
 
 
 @pytest.fixture

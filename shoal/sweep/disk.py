@@ -84,7 +84,7 @@ class Sweep:
 
 
 def is_sweep(folder: Path) -> bool:
-    return (folder / STUDY).is_file() and (folder / "runs").is_dir()
+    return (folder / STUDY).is_file()
 
 
 def look(run: PlannedRun, out: Path, cores: int | None) -> PointResult:

@@ -15,6 +15,12 @@ NAMED = 6  # points in a sentence before it says how many more
 EACH = 10  # points of a line that are listed one by one
 POINT = 0.01  # of accuracy
 FIRST = 4  # losses that are listed one by one
+_STATES = {
+    "diverged": "Diverged",
+    "failed": "Failed",
+    "unfinished": "Not finished",
+    "to do": "Missing (not run yet, or deleted)",
+}
 
 
 def paragraphs(of: StudyFigures) -> list[str]:
@@ -56,11 +62,14 @@ def best_sentence(of: StudyFigures) -> str:
     """The best point and those tied with it, without a full stop: also a picture's title."""
     best, spread = of.best, None if of.best is None else of.best.spread(of.measure)
     if best is None or spread is None:
-        return f"No point has a figure yet: {of.measured}"
+        what = "a figure" if all(one.complete for one in of.shown) else "all its seeds"
+        return f"No point has {what} yet: {of.measured}"
     if of.timed:
         text = f"Soonest at the target ({_target(of)}): {best.point.title}, {value(spread, True)}"
     else:
-        missed = f"No point reached the target ({_target(of)}) with all its seeds. " if of.has_target else ""
+        known_target = any(run.target is not None for point in of.shown for run in point.runs)
+        how = "No point reached the target ({}) with all its seeds" if known_target else "The target ({}) is not known"
+        missed = f"{how.format(_target(of))}. " if of.has_target else ""
         text = f"{missed}Lowest median {of.measured}: {best.point.title}, {value(spread, False)}"
     if of.tied:
         text += f"; tied with {_listed([one.point.title for one in of.tied])}: ranges over seeds overlap"
@@ -211,16 +220,19 @@ def _missed(of: StudyFigures) -> str:
     if censored:
         some = [f"{one.point.title} ({one.reached} of {len(one.runs)})" for one in censored]
         parts.append(f"Not all seeds reached the target at {_listed(some)}: these points have no time")
-    for state in ("diverged", "failed"):
-        said = []
-        for point in [*of.points, *of.serial]:
-            those = [run.result for run in point.runs if run.result.state == state]
-            if those:
-                why = f": {format.clean(those[0].reason)}" if those[0].reason else ""
-                said.append(f"{point.point.title} ({len(those)} of {len(point.runs)}{why})")
-        if said:
-            parts.append(f"{state.capitalize()}: {_listed(said)}")
+    parts += [text for state in _STATES if (text := in_state(of, state))]
     return f"{'. '.join(parts)}." if parts else ""
+
+
+def in_state(of: StudyFigures, state: str) -> str:
+    """The points with runs in this state, how many of their runs, and why; empty if none."""
+    said = []
+    for point in [*of.points, *of.serial]:
+        those = [run.result for run in point.runs if run.result.state == state]
+        if those:
+            why = f": {format.clean(those[0].reason)}" if those[0].reason else ""
+            said.append(f"{point.point.title} ({len(those)} of {len(point.runs)}{why})")
+    return f"{_STATES[state]}: {_listed(said)}" if said else ""
 
 
 def _others(of: StudyFigures) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.events import Evaluated, Progress
 from shoal.files import replace_file
 from shoal.sweep.figures import AxisScale, PointFigures, RunFigures, StudyFigures, at, known, lines_of, x_axis
-from shoal.sweep.findings import best_sentence, fastest, highest
+from shoal.sweep.findings import best_sentence, fastest, highest, in_state
 from shoal.sweep.grid import Axis
 from shoal.views import axes as draw
 from shoal.views import format
@@ -67,13 +67,15 @@ def write_pictures(of: StudyFigures, folder: Path) -> list[Path]:
 
 
 def framed(of: StudyFigures, title: str, wide: bool = False) -> Figure:
-    """A figure with a sentence above, and below the study, its question and what is emulated."""
+    """A figure with a sentence above, and below the study, what is emulated and what is missing."""
     figure = draw.canvas(4.4, 11.0) if wide else draw.canvas(5.4, 9.0)
     study = of.sweep.study
     below = [f"Study {study.name}{f': {study.what}' if study.what else '.'}", *map(emulation, of.emulated)]
     if of.emulated:
         computing = any(one.startswith("emulated compute") for one in of.emulated)
         title += f" (emulated {'compute' if computing else 'stragglers'})"
+    if missing := in_state(of, "to do"):
+        below.append(f"{missing}.")
     draw.headline(figure, title, " ".join(below), size=11)
     return figure
 
@@ -121,9 +123,11 @@ def draw_lines(axes: Axes, of: StudyFigures, axis: Axis, figure: str, text: str)
 
 
 def _without(one: PointFigures) -> str:
-    """Why a point that was run has no figure."""
+    """Why a point has no figure."""
     if one.diverged:
         return "diverged"
+    if not one.complete:
+        return f"{one.done} of {len(one.runs)} finished"
     return f"{one.reached} of {len(one.runs)}" if one.censored else ""
 
 

@@ -136,13 +136,16 @@ class EventLines:
         seconds, examples = self._counted
         elapsed, done = event.seconds - seconds, event.examples - examples
         self._counted = event.seconds, event.examples
-        # less than before: a rollback
-        rate = format.rate(done / elapsed if elapsed > 0 and done >= 0 else None)
-        loss = format.loss(self._so_far.train_loss)
-        where = f"  {event_line.shares(self._spent)}" if self._verbosity > 1 and self._spent else ""
+        parts = [f"epoch {format.epochs(event.passes):<3}"]
+        if elapsed > 0 and done >= 0 and event.examples:  # less than before: a rollback
+            parts.append(format.rate(done / elapsed))
+        if self._so_far.train_loss is not None:
+            parts.append(f"train loss {format.loss(self._so_far.train_loss)}")
+        parts.append(format.many(event.workers, "worker"))
+        if self._verbosity > 1 and self._spent:
+            parts.append(event_line.shares(self._spent))
         self._spent.clear()
-        text = f"{rate}  train loss {loss}  {format.many(event.workers, 'worker')}{where}"
-        return [self._line(event.seconds, f"epoch {format.epochs(event.passes):<3}  {text}")]
+        return [self._line(event.seconds, "  ".join(parts))]
 
     def _tell_evaluation(self, event: Evaluated) -> list[str]:
         first = len(self._so_far.evaluations) == 1

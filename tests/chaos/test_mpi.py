@@ -26,6 +26,7 @@ from shoal.training.run import RunHandle
 from tests.support import PATIENCE
 from tests.support.sandbox import is_gone, soon
 
+pytestmark = pytest.mark.usefixtures("mpi_memory")
 JOB: dict[str, Any] = {
     "data": {"source": "rcv1-like", "rows": 3_000, "features": 2_000, "batch": 20},  # 150 slots
     "strategy": {"name": "averaging", "every": 4},

@@ -32,6 +32,7 @@ JOB: dict[str, Any] = {
     "stop": {"epochs": 2},
     "launch": {"how": "mpi"},
 }
+pytestmark = pytest.mark.usefixtures("mpi_memory")
 SETTINGS = ("--set", "data.rows=1000", "--set", "data.features=1000", "--epochs", "2")
 
 
@@ -149,6 +150,12 @@ def test_without_mpi_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
 )
 def test_a_process_knows_by_its_variables_whether_mpirun_started_it(variables: dict[str, str], found: object) -> None:
     assert mpirun_rank.rank(variables) == found
+
+
+def test_what_a_killed_rank_leaves_lies_in_a_folder_of_the_test(mpi_memory: Path) -> None:
+    done = run(sys.executable, "-c", "import os; from mpi4py import MPI; os.kill(os.getpid(), 9)", cwd=mpi_memory)
+    assert done.returncode == -9
+    assert [path.name.partition(".")[0] for path in mpi_memory.iterdir()] == ["sm_segment"]
 
 
 def test_variables_that_an_mpirun_has_left_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

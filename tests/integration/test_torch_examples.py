@@ -88,6 +88,7 @@ def test_clients_by_hand_do_what_one_process_does(capsys: pytest.CaptureFixture[
 
 @needs_data
 @pytest.mark.soak
+@pytest.mark.usefixtures("mpi_memory")
 @pytest.mark.parametrize("words", [[], ["--own-start"]])
 def test_psgd_by_hand_takes_the_mean_and_shows_the_collapse(words: list[str]) -> None:
     """S2-04 to S2-06: two ranks of mpirun, weights by their names."""

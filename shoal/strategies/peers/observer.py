@@ -160,6 +160,7 @@ class PeerEvents:
         self.names: dict[str, str] = {}  # of all that were ever here, by life
         self.why: dict[str, str] = {}  # by life: why its process ended
         self.gone: dict[str, str] = {}  # by life, and why: those for which Gone was sent
+        self._said_by: dict[str, str] = {}  # by life: the last peer that answered that it is gone
         self.lead = ""  # its life
         self.evaluations = 0  # how many are known: ask for those that follow
         self._furthest: p.PeerStatus | None = None
@@ -174,7 +175,9 @@ class PeerEvents:
         tracker.seconds = max(tracker.seconds, status.seconds)
         for peer in status.peers:
             back = peer.life not in status.gone and peer.life in self.gone and not is_over(self.gone[peer.life])
-            if back:  # it was silent, and its half did not give way
+            # Its half did not give way if it holds the peer that said so for gone. A peer that slept
+            # lists all as before: it will hear who is gone.
+            if back := back and self._said_by.get(peer.life) in status.gone:
                 del self.gone[peer.life]
             if back or peer.life not in self.names:
                 self.names[peer.life] = peer.name
@@ -182,6 +185,8 @@ class PeerEvents:
         if not status.ended:  # then they all go
             for life, why in status.gone.items():
                 self.mark_gone(life, why)
+            for answerer in status.peers[:1]:  # it lists itself first
+                self._said_by.update(dict.fromkeys(status.gone, answerer.life))
         if status.lead != self.lead and status.lead in self.names and status.lead not in self.gone:
             before, self.lead = self.lead, status.lead
             why = f"{self.names[before]} is gone: {self.gone[before] or LEFT}" if before in self.gone else ""

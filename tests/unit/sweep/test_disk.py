@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from shoal.cli.report import make
 from shoal.errors import Invalid
 from shoal.events import Evaluated, Stopped
 from shoal.job import Job
@@ -136,6 +138,20 @@ def test_how_long_a_run_took_is_seen_on_its_files(tmp_path: Path) -> None:
     os.utime(folder / "job.toml", (100.0, 100.0))
     os.utime(folder / "summary.json", (107.5, 107.5))
     assert took([look(run, tmp_path, 1) for run in asked.runs]) == [7.5]
+
+
+def test_a_sweep_whose_runs_were_deleted_still_has_a_report(tmp_path: Path) -> None:
+    asked = study("workers = [1, 2]")
+    write_study(asked, tmp_path)
+    for run in asked.runs:
+        ran(tmp_path, run)
+    for gone, missing in (
+        ("runs/workers=2-seed0", "workers 2 (1 of 1)"),
+        ("runs", "workers 1 (1 of 1); workers 2 (1 of 1)"),
+    ):
+        shutil.rmtree(tmp_path / gone)
+        (page,) = make([tmp_path])
+        assert f"Missing (not run yet, or deleted): {missing}." in page.read_text()
 
 
 def test_a_folder_that_is_no_sweep_is_refused(tmp_path: Path) -> None:

@@ -79,6 +79,28 @@ def test_where_nobody_reached_the_target_the_best_loss_is_drawn_and_said(made: M
     assert figure.get_suptitle().replace("\n", " ").startswith("No point reached the target")
 
 
+def test_what_is_left_is_drawn_and_the_runs_that_are_missing_are_named(made: Make, told: Any) -> None:
+    def tells(run: PlannedRun) -> Any:
+        gone = run.job.workers == 4 or (run.job.workers, run.seed) == (2, 1)
+        return told(state="to do" if gone else "finished", half=run.job.workers / 2)
+
+    of = figures(made({"grid": {"workers": [1, 2, 4]}, "seeds": 2, "target": 0.45}, tells))
+    missing = "Missing (not run yet, or deleted): workers 2 (1 of 2); workers 4 (2 of 2)."
+    assert missing in " ".join(paragraphs(of))
+    figure, _ = _time(of) or pytest.fail("nothing is drawn")
+    assert missing in figure.get_supxlabel().replace("\n", " ")
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["1 of 2 finished", "0 of 2 finished"]
+
+
+def test_without_its_serial_run_a_target_is_not_known_and_not_said_to_be_missed(made: Make, told: Any) -> None:
+    tree = {"grid": {"workers": [1, 2]}, "seeds": 2, "target": "serial + 10%", "serial": {}}
+    of = figures(made(tree, lambda run: told(state="to do" if run.point.serial else "finished")))
+    said = " ".join(paragraphs(of))
+    assert "The target (test loss of the best serial run + 10%) is not known. Lowest" in said
+    assert "Missing (not run yet, or deleted): serial (2 of 2)." in said
+
+
 def test_a_best_at_the_end_says_that_there_may_be_a_better_one(made: Make, told: Any) -> None:
     tree = {"grid": {"update.step": [0.1, 0.2, 0.4]}, "seeds": 1}
     said = " ".join(paragraphs(figures(made(tree, lambda run: told(floor=0.5 - run.job.update.step / 10)))))

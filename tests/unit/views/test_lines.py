@@ -61,6 +61,15 @@ def test_the_graph_is_told_before_anything_is_learned_whatever_else_is_to_be_sai
     assert "ring of 2 workers" in told([story.started(), *warned, linked])[-1]
 
 
+def test_a_figure_that_is_not_known_yet_is_left_out() -> None:
+    nothing = Progress(seconds=1.0, passes=0.0, steps=0, examples=0, train_loss=None, workers=2)
+    something = Progress(seconds=3.0, passes=0.5, steps=10, examples=1_000, train_loss=0.5, workers=2)
+    assert told([nothing, something]) == [
+        "   1.0 s  epoch 0    2 workers",
+        "   3.0 s  epoch 0.5  500 rows/s  train loss 0.5000  2 workers",
+    ]
+
+
 def test_progress_is_told_at_doubling_intervals(story: Any) -> None:
     lines = told(story.progress(at / 4, at / 100) for at in range(4 * 70))
     assert [line.split()[0] for line in lines] == ["1.0", "3.0", "7.0", "15", "31", "63"]
@@ -124,7 +133,7 @@ def test_a_note_on_a_new_subject_is_told_at_once_and_its_figures_now_and_then() 
 
 
 def test_a_rollback_makes_no_negative_rate(story: Any) -> None:
-    assert "- rows/s" in told([story.progress(2, 5), story.progress(5, 3)])[1]
+    assert "rows/s" not in told([story.progress(2, 5), story.progress(5, 3)])[1]
 
 
 # ---------------------------------------------------------------- verbosity

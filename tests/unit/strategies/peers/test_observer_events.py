@@ -77,10 +77,24 @@ def test_who_comes_goes_and_leads_is_told_once() -> None:
 def test_one_that_was_silent_and_goes_on_is_told_to_be_back() -> None:
     told, events = story()
     told.update(account())
-    told.update(account(peers=PEERS[1:], gone={FIRST: "silent for 5.1 s"}))
-    told.update(account(gone={PEERS[2].life: "of the smaller half"}))
+    told.update(account(peers=[PEERS[2], PEERS[1]], gone={FIRST: "silent for 5.1 s"}))  # by worker-2, soon cut off
+    told.update(account(peers=PEERS[:2], gone={PEERS[2].life: "of the smaller half"}))
     assert [event.name for event in events if isinstance(event, Joined)][3:] == ["worker-0"]
     assert told.living == ["worker-0", "worker-1"]
+
+
+def test_what_one_says_that_slept_itself_brings_nobody_back() -> None:
+    told, events = story()
+    told.update(account())
+    gone = {FIRST: "silent for 5.1 s", PEERS[1].life: "silent for 5.1 s"}
+    told.update(account(peers=PEERS[2:], lead=PEERS[2].life, gone=gone))
+    told.update(account())  # by worker-0, which wakes up: it has not heard that it is gone
+    assert told.living == ["worker-2"] and told.lead == PEERS[2].life
+    again = [Peer(f"worker-{number}.bb", f"worker-{number}", number + 3, "memory:") for number in range(2)]
+    told.update(account(peers=[PEERS[2], *again], lead=PEERS[2].life, gone=gone))
+    assert told.living == ["worker-2", "worker-0", "worker-1"]
+    assert [event.name for event in events if isinstance(event, Gone)] == ["worker-0", "worker-1"]
+    assert [event.name for event in events if isinstance(event, Joined)][3:] == ["worker-0", "worker-1"]
 
 
 def test_what_was_seen_of_a_process_is_told_instead_of_what_others_say_of_its_silence() -> None:

@@ -61,7 +61,7 @@ def refuses(roster: Roster, hello: m.Hello) -> str:
     if (hello.role == SCHEDULER) != (hello.name == dealer(group)):
         return f"{dealer(group)} is the scheduler of group {group!r}, and no other node is"
     people = [
-        one.member for one in roster.people.values() if one.member.group == group and one.member.name != hello.name
+        one.member for one in roster.members.values() if one.member.group == group and one.member.name != hello.name
     ]
     most = allowed(roster.groups, group).members
     if len(people) >= most:
@@ -70,8 +70,8 @@ def refuses(roster: Roster, hello: m.Hello) -> str:
 
 
 def ended(roster: Roster, sender: str, lost: GroupProcessEnded) -> bool:
-    """Whether a scheduler speaks of a member of its own group, and of the life that it has now."""
-    scheduler, member = roster.people.get(sender), roster.people.get(lost.name)
+    """Whether a scheduler reports the current process of a member of its own group."""
+    scheduler, member = roster.members.get(sender), roster.members.get(lost.name)
     return (
         scheduler is not None
         and member is not None
@@ -84,8 +84,8 @@ def ended(roster: Roster, sender: str, lost: GroupProcessEnded) -> bool:
 
 
 def check_change(roster: Roster, sender: str, change: m.Message) -> None:
-    """Raises why this member may not have it so; nothing is changed."""
-    group = roster.people[sender].member.group
+    """Raises Invalid if this member may not make this change."""
+    group = roster.members[sender].member.group
     match change:
         case m.Create(_, name, spec, _, origin, like):
             _check_own(group, sender, name)
@@ -108,7 +108,7 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
                 raise Invalid(f"there is no group {name[:64]!r}; tables of no group are dropped one by one")
             if group and group != name:
                 raise Invalid(f"{sender} is of group {group!r}: only the operator dissolves another one")
-            if not group and dealer(name) in roster.people:
+            if not group and dealer(name) in roster.members:
                 raise Invalid(f"group {name!r} is at work ({dealer(name)} is here): end its run first")
 
 
@@ -118,8 +118,8 @@ def allow(roster: Roster, group: GroupLimits) -> None:
 
 
 def may_send_away(roster: Roster, sender: str, name: str) -> str:
-    """Why this one may not let that node go; empty if it may."""
-    person = roster.people.get(sender)
+    """Why the sender may not remove that node; empty if it may."""
+    person = roster.members.get(sender)
     if person is None:
         return "only a member may let a node go: say hello first"
     group = person.member.group
@@ -130,7 +130,7 @@ def may_send_away(roster: Roster, sender: str, name: str) -> str:
 
 def dissolve(roster: Roster, group: str, sender: str) -> list[str]:
     """Drop a group's tables; its other members, who have to leave. Invalid if it is unknown."""
-    members = [name for name, one in roster.people.items() if one.member.group == group]
+    members = [name for name, one in roster.members.items() if one.member.group == group]
     known = {namespace(name) for name in roster.tables} | {*roster.groups}
     if not members and group not in known:
         there = ", ".join(sorted(one for one in known if one)) or "none"
@@ -187,7 +187,7 @@ def _mb(size: int) -> str:
 
 
 def refused(name: str, group: str, groups: Mapping[str, GroupLimits], table: str, push: bool) -> str:
-    """Why a request of this group's node goes no further; empty if it may."""
+    """Why a request of this group's node is refused; empty if it is allowed."""
     owner = namespace(table)
     if not group or owner == group:
         return ""
@@ -202,6 +202,6 @@ def refused(name: str, group: str, groups: Mapping[str, GroupLimits], table: str
 
 
 def part_of(view: m.View, group: str) -> m.View:
-    """The same, with the tables of this group alone, under the names that its members use."""
+    """The view with only this group's tables, under the names that its members use."""
     tables = [table for table in view.tables if namespace(table.name) == group]
     return replace(view, tables=[replace(table, name=seen(table.name, group)) for table in tables])

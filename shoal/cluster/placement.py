@@ -153,7 +153,7 @@ def keys_of(table: TablePlaces, segment: int) -> tuple[int, int]:
 
 
 def why_not(table: TablePlaces, segment: int, at: int) -> str:
-    """What stands against it; empty: nothing."""
+    """Why it cannot be split there; empty if it can."""
     if not 0 <= segment < len(table.starts):
         return f"there are {len(table.starts)} segments"
     if len(table.starts) >= limits.SEGMENTS_PER_TABLE:

@@ -178,7 +178,7 @@ def test_what_groups_may_have_outlives_the_coordinator() -> None:
     assert record is not None
     membership_journal.replay(after, record)
     assert after.groups == roster.groups
-    assert after.people["b/ann"].member.group == "b"
+    assert after.members["b/ann"].member.group == "b"
     assert {one.name: one.mb for one in after.view().groups}["b"] == 7
 
 

@@ -93,7 +93,7 @@ def test_second_copies_change_nothing_also_where_one_server_is_ahead(rows: Datas
             ship.until(lambda ship=ship: ship.slots_done() >= 9)  # type: ignore[misc]
             ship.kill("worker-1")
         ship.home()
-        left += sum(len(trainer._left) for trainer in ship.trainers.values())
+        left += sum(len(trainer._returned) for trainer in ship.trainers.values())
         assert ship.slots_done() == 50 and ship.scheduler.examples == 2 * 400
         newer = ship.scheduler.counts["slots with newer weights"]
         assert dies or not newer

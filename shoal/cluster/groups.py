@@ -201,7 +201,7 @@ def refused(name: str, group: str, groups: Mapping[str, GroupLimits], table: str
     )
 
 
-def part_of(view: m.View, group: str) -> m.View:
+def group_view(view: m.View, group: str) -> m.View:
     """The view with only this group's tables, under the names that its members use."""
     tables = [table for table in view.tables if namespace(table.name) == group]
     return replace(view, tables=[replace(table, name=seen(table.name, group)) for table in tables])

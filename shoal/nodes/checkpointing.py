@@ -383,7 +383,7 @@ class CheckpointManager:
                 self.writer.soon()  # if no worker comes, this is all that is left
             self._no_workers = bool(scheduler.alone_since)
         run = scheduler or BareStore(roster.incarnations)
-        return self.writer.tick(now, of.view.number, lambda: groups.part_of(of.view, ""), run)
+        return self.writer.tick(now, of.view.number, lambda: groups.group_view(of.view, ""), run)
 
     def stored(self, now: int, event: Stored, of: Coordinator) -> list[Effect]:
         return self._roll_back(now, event, of) if event.token == _SEARCH else self.writer.stored(now, event)

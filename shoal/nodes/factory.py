@@ -61,7 +61,7 @@ def make_scheduler(
     found = Scheduler(workload, stopping, started, every, reason, auto, second)
     found.elsewhere = elsewhere
     if job.emulate.arrive:
-        found.awaited = 1  # enough for the first slot, however many are to join
+        found.expected = 1  # enough for the first slot, however many are to join
     return found
 
 

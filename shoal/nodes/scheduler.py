@@ -121,7 +121,7 @@ class Scheduler:
         self._known_voids: set[int] = set()
         self._stall = (-1, 0, 0)  # slots done, since when, last looked at
         # Workers, by incarnation
-        self.awaited = started.workers  # before the first slot is dealt
+        self.expected = started.workers  # before the first slot is dealt
         self._first_seen = 0  # when the first one asked for work
         self._workers: dict[int, str] = {}  # those that have asked for work
         self._answers: dict[int, m.Deal] = {}
@@ -228,10 +228,10 @@ class Scheduler:
     def _expect_one_less(self, now: int, last: str) -> list[Effect]:
         if self.begun or self.elsewhere:
             return []
-        self.awaited -= 1
-        if self.awaited < 1 and not self._workers:
+        self.expected -= 1
+        if self.expected < 1 and not self._workers:
             return self._fail(f"no worker was there for the first slot: all ended or left (the last was {last})")
-        return self._begin(now) if self._workers and len(self._workers) >= self.awaited else []
+        return self._begin(now) if self._workers and len(self._workers) >= self.expected else []
 
     def started_again(self, now: int, term: int) -> list[Effect]:
         self._advance_time(now)
@@ -251,7 +251,7 @@ class Scheduler:
             self._stop(self.over)
             self._check_finished()
         if not self.begun and not self.ended and self._workers and now - self._first_seen > _LATE:
-            missing = self.awaited - len(self._workers)
+            missing = self.expected - len(self._workers)
             effects += self.warn(f"{missing} of the workers did not ask for work in time: it begins without them")
             effects += self._begin(now)
         if not self.begun or self.ended:
@@ -350,7 +350,7 @@ class Scheduler:
         if want.newer:
             self.counts[NEWER] += want.newer
             effects += self.warn("a slot that was reassigned read weights of which some were one step newer")
-        if not self.begun and not self.ended and len(self._workers) >= self.awaited:
+        if not self.begun and not self.ended and len(self._workers) >= self.expected:
             effects += self._begin(now)
         may = self.begun and not want.leaving and not self.is_done and who in self._workers
         waits = self._unreported or self._stops_later

@@ -209,7 +209,7 @@ def to_begin_with(state: ScheduleState, counted: Runs | None = None, seconds: fl
     return msgspec.structs.replace(state, counted=state.counted if counted is None else counted, account=account)
 
 
-def said(effects: list[Effect]) -> list[DurableEvent]:
+def durable_events(effects: list[Effect]) -> list[DurableEvent]:
     """The events among these effects that must not be lost."""
     return [one.event for one in effects if isinstance(one, Tell) and isinstance(one.event, DurableEvent)]
 
@@ -321,7 +321,7 @@ class ScheduleJournal:
             self._retry, self._refused_since = now + _RETRY, self._refused_since or now
             return self._scheduler.warn(f"the journal cannot be written: {error}")
         self.promised, self._refused_since = self.promising, 0
-        self._sent_unrecorded = bool(said(waited or []))
+        self._sent_unrecorded = bool(durable_events(waited or []))
         return [*(waited or []), *self._write(now)]
 
     def _has_given_up(self, now: int) -> bool:
@@ -340,7 +340,7 @@ class ScheduleJournal:
         self._waiting, self._waiting_next = self._waiting_next, None
         self._sent_unrecorded = False
         self.promising = self._dealt_bound()
-        summary = self._scheduler.summary(said(self._waiting or []))
+        summary = self._scheduler.summary(durable_events(self._waiting or []))
         line: Line = JournalMark(runs(sorted(self.counted)), self.voided, summary)
         if self._writing_snapshot:
             line = JournalSnapshot(msgspec.structs.replace(self._scheduler.state(), account=summary))

@@ -57,7 +57,7 @@ class SchedulerNode:
 
     @property
     def _group_view(self) -> m.View:
-        return groups.part_of(self.member.view, self.group)
+        return groups.group_view(self.member.view, self.group)
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         effects: list[Effect] = []

@@ -55,7 +55,7 @@ class SlotStream:
         self.queue: deque[int] = deque(slots)
         self._ends = bool(slots)
         self._waits: Task | None = None
-        self._admits: Task | None = None
+        self._newer_reported: Task | None = None
         self.closed: Exception | None = None
 
     @property
@@ -91,7 +91,7 @@ class SlotStream:
         """No worker can compute it: push it empty."""
         return self._number(slot) in self._trainer.void
 
-    def leaves(self, slot: Slot) -> bool:
+    def give_back(self, slot: Slot) -> bool:
         """Give a slot back, some of whose weights are newer than its step.
 
         The worker that pushed it sees to it, with the weights of its step. False if it was given
@@ -106,15 +106,15 @@ class SlotStream:
         trainer.ask_now()
         return True
 
-    def admits(self) -> Task:
+    def report_newer(self) -> Task:
         """Done when the scheduler knows that a slot with newer weights will be pushed."""
-        self._admits = Task("say that some weights are newer")
+        self._newer_reported = Task("say that some weights are newer")
         if self.closed is not None:
-            self._admits.finish(error=self.closed)
+            self._newer_reported.finish(error=self.closed)
         else:
-            self._trainer._newer.append(self._admits)
+            self._trainer._newer.append(self._newer_reported)
             self._trainer.ask_now()
-        return self._admits
+        return self._newer_reported
 
     def refuse(self, slot: Slot, why: str) -> None:
         """Its gradient cannot be pushed."""
@@ -211,7 +211,7 @@ class SlotStream:
         """This incarnation is over: a strategy that still runs here meets the error."""
         self.closed = error
         self.queue.clear()
-        for task in (self._waits, self._admits):
+        for task in (self._waits, self._newer_reported):
             if task is not None:
                 task.finish(error=error)
 

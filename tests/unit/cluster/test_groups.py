@@ -186,9 +186,9 @@ def test_a_checkpoint_is_of_one_groups_tables_under_its_own_names() -> None:
     roster = roster_of()
     for name in ("w", "a/w", "b/w"):
         roster.create(name, SMALL)
-    assert [table.name for table in groups.part_of(roster.view(), "b").tables] == ["w"]
-    assert groups.part_of(roster.view(), "b").tables[0].number == roster.tables["b/w"].number
-    assert groups.part_of(roster.view(), "").tables == [roster.tables["w"]]
+    assert [table.name for table in groups.group_view(roster.view(), "b").tables] == ["w"]
+    assert groups.group_view(roster.view(), "b").tables[0].number == roster.tables["b/w"].number
+    assert groups.group_view(roster.view(), "").tables == [roster.tables["w"]]
 
 
 @pytest.mark.parametrize("name", ["", CLUSTER, "a/b", "x" * 100])

@@ -217,9 +217,7 @@ class KV:
                 log.warning("%d pushes of %s %s: wait for them with .result() before that", before, self.name, what)
                 return
         for table, size in self._with_loop_paused(self._client.session.held_back).items():
-            what = (
-                f"have kept back values of size {size:.3g}, which are lost now: kv.flush({table!r}) before it is closed"
-            )
+            what = f"hold back values of norm {size:.3g}, which are lost now: kv.flush({table!r}) before it is closed"
             log.warning("%s: filters of table %r %s sends them", self.name, table, what)
 
     def _with_loop_paused(self, look: Callable[[], _Result]) -> _Result:

@@ -94,9 +94,9 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
             if group:
                 # Servers read these with their own rights: not whatever a guest would like to see.
                 if isinstance(spec.initial, Given) and not spec.initial.path.endswith(WEIGHTS):
-                    raise Invalid(f"{sender} is of group {group!r}: the file of its weights must be named ...{WEIGHTS}")
+                    raise Invalid(f"{sender} is in group {group!r}: the file of its weights must be named ...{WEIGHTS}")
                 if origin and PLACE.search(origin) is None:
-                    what = f"{sender} is of group {group!r}: its table must come from the folder of a checkpoint"
+                    what = f"{sender} is in group {group!r}: its table must come from the folder of a checkpoint"
                     raise Invalid(f"{what}, .../checkpoints/00000001")
                 _check_room(roster, group, name, spec)
         case m.Drop(_, name) | m.Delay(_, name):
@@ -107,9 +107,9 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
             if not is_group(name):
                 raise Invalid(f"there is no group {name[:64]!r}; tables of no group are dropped one by one")
             if group and group != name:
-                raise Invalid(f"{sender} is of group {group!r}: only the operator dissolves another one")
+                raise Invalid(f"{sender} is in group {group!r}: only the operator dissolves another one")
             if not group and dealer(name) in roster.members:
-                raise Invalid(f"group {name!r} is at work ({dealer(name)} is here): end its run first")
+                raise Invalid(f"group {name!r} has a run ({dealer(name)} is here): end it first")
 
 
 def allow(roster: Roster, group: GroupLimits) -> None:
@@ -121,10 +121,10 @@ def may_send_away(roster: Roster, sender: str, name: str) -> str:
     """Why the sender may not remove that node; empty if it may."""
     person = roster.members.get(sender)
     if person is None:
-        return "only a member may let a node go: say hello first"
+        return "only a member may drain a node: join first"
     group = person.member.group
     if group and namespace(name) != group:
-        return f"{sender} is of group {group!r}, and {name[:64]!r} is not: only the operator lets it go"
+        return f"{sender} is in group {group!r}, and {name[:64]!r} is not: only the operator can drain it"
     return ""
 
 
@@ -142,7 +142,7 @@ def dissolve(roster: Roster, group: str, sender: str) -> list[str]:
 
 def _check_own(group: str, sender: str, table: str) -> None:
     if group and namespace(table) != group:
-        raise Invalid(f"{sender} is of group {group!r}, and table {table!r} is not: its own are named {group}/...")
+        raise Invalid(f"{sender} is in group {group!r}, and table {table!r} is not: its own are named {group}/...")
 
 
 def _check_room(roster: Roster, group: str, name: str, spec: Table) -> None:
@@ -153,8 +153,8 @@ def _check_room(roster: Roster, group: str, name: str, spec: Table) -> None:
     if not quota.mb:
         return
     if (size := weights_of([spec])) is None:
-        what = f"table {name!r} has no end to its keys, and group {group!r} may have {quota.mb:,} MB of weights"
-        raise Invalid(f"{what}: declare how many there are, shoal.Sparse(keys=...)")
+        what = f"table {name!r} has no bound on its keys, and group {group!r} may have {quota.mb:,} MB of weights"
+        raise Invalid(f"{what}: give their number, shoal.Sparse(keys=...)")
     used = weights_of(table.spec for table in held) or 0
     if used + size > quota.mb * limits.MB:
         raise Invalid(
@@ -165,7 +165,7 @@ def _check_room(roster: Roster, group: str, name: str, spec: Table) -> None:
 
 def _check_allow(roster: Roster, group: str, sender: str, asked: GroupLimits) -> None:
     if group:
-        raise Invalid(f"{sender} is of group {group!r}: what groups may have is the operator's to say")
+        raise Invalid(f"{sender} is in group {group!r}: only the operator sets the limits of groups")
     if not is_group(asked.name):
         raise Invalid(f"group {asked.name[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not {CLUSTER!r}")
     if strange := [one for one in asked.reads if one != CLUSTER and not is_group(one)]:
@@ -192,11 +192,11 @@ def refused(name: str, group: str, groups: Mapping[str, GroupLimits], table: str
     if not group or owner == group:
         return ""
     if push:
-        return f"{name} is of group {group!r} and may not push to table {table!r}: push to its own, {group}/..."
+        return f"{name} is in group {group!r} and may not push to table {table!r}: push to its own, {group}/..."
     if (owner or CLUSTER) in allowed(groups, group).reads:
         return ""
     return (
-        f"{name} is of group {group!r} and may not read table {table!r}: the operator may let it "
+        f"{name} is in group {group!r} and may not read table {table!r}: the operator may let it "
         f"(shoal groups ADDRESS --allow {group} --reads {owner or CLUSTER})"
     )
 

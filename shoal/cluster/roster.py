@@ -250,12 +250,12 @@ class Roster:
         if model is None:
             raise Invalid(f"table {name!r} like {like!r}: there is no such table (tables: {', '.join(self.tables)})")
         if starts:
-            raise Invalid(f"table {name!r} like {like!r}: it is cut where that one is, leave starts out")
+            raise Invalid(f"table {name!r} like {like!r}: it has the segments of that table, leave starts out")
         if (spec.span, spec.hashed) != (model.spec.span, model.spec.hashed):
             keys = "hashed ones" if model.spec.hashed else f"those below {model.spec.span}"
             raise Invalid(f"table {name!r} like {like!r}: they need the same keys, and that one has {keys}")
         if not all(place.servers for place in model.places):
-            raise Invalid(f"table {name!r} like {like!r}: parts of that one are lost, and lie nowhere")
+            raise Invalid(f"table {name!r} like {like!r}: segments of that table are lost")
         return model
 
     def roll_back(self, origins: dict[str, tuple[list[int], str]]) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _QUIET_RETRIES = 5  # tries in a row without a fault before a warning
 _REMEMBERED = 16  # steps whose checkpoint or loss is remembered until the other is there
 _NO_FOLDER = (
-    "nothing is saved, for there is no folder to save it in: give one (shoal.local(folder=...), shoal launch coordinator "
+    "nothing is saved, since there is no checkpoint folder: give one (shoal.local(folder=...), shoal launch coordinator "
     "--out FOLDER), or in a run out=FOLDER and a checkpoint.every that is not inf"
 )
 
@@ -121,7 +121,7 @@ class CheckpointWriter:
         waiting, self._waiting = self._waiting, []
         if not self.trouble:
             return [Send(name, m.Done(request)) for name, request in waiting]
-        why = f"no checkpoint was saved: {self.trouble}; mend that, and save again"
+        why = f"no checkpoint was saved: {self.trouble}; fix that, and save again"
         return [Send(name, m.Refusal(request, "disk", why)) for name, request in waiting]
 
     def soon(self) -> None:
@@ -377,7 +377,7 @@ class CheckpointManager:
         self._servers = max(self._servers, len(roster.servers()))
         if scheduler is not None:
             if roster.assignment.has_lost() and not scheduler.ended:
-                self.lost(now, "a segment of the model is held by nobody")
+                self.lost(now, "no server holds some segment of the model")
                 return self._search(now, of)
             if scheduler.alone_since and not self._no_workers:
                 self.writer.soon()  # if no worker comes, this is all that is left

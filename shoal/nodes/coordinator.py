@@ -216,7 +216,7 @@ class Coordinator:
                 return self.checkpoints.writer.snapped(now, sender, message)
             case m.Save(request) if sender in self.roster.members:
                 if group := self.roster.members[sender].member.group:
-                    why = f"{sender} is of group {group!r}: its own checkpoints are asked for of {dealer(group)}"
+                    why = f"{sender} is in group {group!r}: ask {dealer(group)} for its checkpoints"
                     return [Send(sender, m.Refusal(request, "setting", why))]
                 return self.checkpoints.writer.save(sender, request)
             case _:
@@ -377,7 +377,7 @@ def why_not(roster: Roster, hello: m.Hello, check_address: Callable[[str], None]
     # A view that does not fit in a message would stop all updates to all members.
     if hello.name in roster.members or len(coding.encode(roster.view())) <= limits.VIEW_BYTES:
         return ""
-    return "the cluster is full: its members, tables and groups are as many as one message can tell"
+    return "the cluster is full: its members, tables and groups fill a whole message"
 
 
 PublicRequest = m.Describe | m.Feed | m.Unfit

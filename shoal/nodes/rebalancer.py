@@ -73,13 +73,13 @@ class Rebalancer:
         if name in of.roster.released or (person is not None and person.member.leaving):
             return "", []
         if person is None:
-            return f"there is no {name[:64]!r} here (members: {', '.join(of.roster.members)})", []
+            return f"no member is named {name[:64]!r} (members: {', '.join(of.roster.members)})", []
         role = person.member.role
         if role not in ("server", "worker"):
-            return f"{name} is {'an' if role[:1] in 'aeiou' else 'a'} {role}: only servers and workers are let go", []
+            return f"{name} is {'an' if role[:1] in 'aeiou' else 'a'} {role}: only servers and workers can leave", []
         others = [one for one in of.roster.servers() if one != name and not of.roster.members[one].member.leaving]
         if role == "server" and of.roster.tables and not others:
-            return f"{name} is the last server that stays, and there are tables: start another one, then let it go", []
+            return f"{name} is the last server that stays, and there are tables: start another one, then drain it", []
         of.roster.leave(name)
         of.counts["asked to leave"] += 1
         if of.scheduler is None:

@@ -236,7 +236,7 @@ class Scheduler:
     def started_again(self, now: int, term: int) -> list[Effect]:
         self._advance_time(now)
         self.counts["coordinator restarts"] += 1
-        what = f"the coordinator ended and was started again (term {term}): it goes on where it was"
+        what = f"the coordinator ended and was started again (term {term}): it continues from its journal"
         return [Tell(Warned(seconds=self.seconds, what=what))]
 
     def tick(self, now: int) -> list[Effect]:
@@ -302,7 +302,7 @@ class Scheduler:
         what = f"after slot {done:,} nothing was counted for {_STALLED // limits.SECOND} s"
         if self.silent_servers:
             return self.warn(
-                f"{what}: {', '.join(self.silent_servers[:4])} does not answer, and has what nobody else has; "
+                f"{what}: {', '.join(self.silent_servers[:4])} does not answer, and has the only copy of some segments; "
                 f"if it was killed, start another under its name (shoal launch server --name {self.silent_servers[0]}): "
                 f"then it goes on from the last checkpoint"
             )
@@ -349,7 +349,7 @@ class Scheduler:
         effects += self._report_voids()
         if want.newer:
             self.counts[NEWER] += want.newer
-            effects += self.warn("a slot that was reassigned read weights of which some were one step newer")
+            effects += self.warn("a slot that was reassigned read some weights that were one step newer")
         if not self.begun and not self.ended and len(self._workers) >= self.expected:
             effects += self._begin(now)
         may = self.begun and not want.leaving and not self.is_done and who in self._workers

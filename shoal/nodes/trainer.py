@@ -343,7 +343,7 @@ class Trainer:
             what = (
                 f"the module of {self.worker.name} is not the run's: it has {start[1]}, the run's has {initial.about}"
             )
-            raise Invalid(f"{what}: see that every node makes it by the same code, from the same files, without chance")
+            raise Invalid(f"{what}: build it on every node by the same code, from the same files, without randomness")
 
     def _run(self, stream: SlotStream) -> None:
         self._streams[stream] = self.worker.start(self.strategy.run(stream))

@@ -189,7 +189,7 @@ class Client:
     def flush(self, table: str, *, after: Task | Sequence[Task] = ()) -> Task:
         layout = self.session.layout(table)
         if isinstance(layout.spec.apply, Step):
-            raise Invalid(f"table {table!r} is updated in steps: what filters left goes with the next slots")
+            raise Invalid(f"table {table!r} is updated in steps: the residual of filters goes with the next slots")
         task = Task(f"push what is left of {table!r}", (*self.dispatcher.tasks(), *_tasks(after)))
         op = PushOperation(task, layout.number, _no_values(layout.spec), None, layout.spec.width, layout.spec.wire)
         op.filters, op.exact = self.session.filters_of(layout), True

@@ -187,7 +187,7 @@ class Dispatcher:
             case m.SegmentsMoved(_, view):
                 effects += self._moved(now, op, view, [sender])
             case m.Rollback():
-                self._end(op, error=Refused(sender, "the cluster rolled back to a checkpoint while this was under way"))
+                self._end(op, error=Refused(sender, "the cluster rolled back to a checkpoint while this was in flight"))
             case m.Refusal(_, kind, reason):
                 self._end(op, error=_refusal(sender, kind, reason))
             case _ if (found := op.opened(message, arrays)) is None or not op.accepts(request, message, found):

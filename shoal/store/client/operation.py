@@ -519,5 +519,5 @@ def _check_servers(layout: Layout, servers: list[str]) -> None:
     strange = [server for server in servers if server not in layout.servers]
     if strange or not servers:
         holds = "hold" if len(strange) > 1 else "holds"
-        who = f"{', '.join(map(str, strange))} {holds} nothing" if strange else "nobody is named"
+        who = f"{', '.join(map(str, strange))} {holds} nothing" if strange else "no server is named"
         raise Invalid(f"servers={servers!r}: {who} of table {layout.name!r} (servers: {', '.join(layout.servers)})")

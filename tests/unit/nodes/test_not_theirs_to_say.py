@@ -168,8 +168,8 @@ def test_a_group_is_told_the_same_whatever_is_wrong_with_what_it_names(tmp_path:
 
 
 def test_a_group_has_no_checkpoints_made_but_its_own(office: Office) -> None:
-    assert "asked for of b/scheduler" in why(office.say("b/ann", m.Save(7)))
-    assert "there is no folder to save it in" in why(office.say("operator", m.Save(7)))
+    assert "ask b/scheduler for its" in why(office.say("b/ann", m.Save(7)))
+    assert "there is no checkpoint folder" in why(office.say("operator", m.Save(7)))
 
 
 def test_only_a_scheduler_that_is_here_has_servers_write() -> None:
@@ -209,7 +209,7 @@ def test_a_groups_own_workers_go_and_the_operator_lets_anybody_go(office: Office
 
 
 def test_who_is_no_member_lets_nobody_go(office: Office) -> None:
-    assert "say hello first" in why(office.say("nobody", m.Drain(1, "server-1")))
+    assert "join first" in why(office.say("nobody", m.Drain(1, "server-1")))
     assert not office.roster.members["server-1"].member.leaving
 
 

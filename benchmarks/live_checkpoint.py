@@ -208,7 +208,7 @@ def _take_part(kv: KV) -> None:
         task = client.ask(
             "take part", lambda request: m.EvaluationReady(request, client.session.incarnation, holds=0), m.EvaluateNow
         )
-    kv._do(lambda: task).result(_WITHIN)
+    kv._call(lambda: task).result(_WITHIN)
 
 
 # ---------------------------------------------------------------- under load, and idle

@@ -264,15 +264,15 @@ def _put(roster: Roster, table: TablePlaces, segment: int, place: Replicas) -> N
 
 def _refilled(roster: Roster) -> None:
     """Every set that lost a member gets another."""
-    for person in roster.people.values():
+    for person in roster.members.values():
         person.view = roster.number
     while roster.assignment.refill():
         for number, place in enumerate(roster.tables["w"].places):
             if place.filling:
-                theirs = roster.people[place.filling].member.incarnation
+                theirs = roster.members[place.filling].member.incarnation
                 full = Full(0, roster.tables["w"].number, [number], [place.epoch], place.filling, theirs)
-                roster.assignment.full(place.servers[0], full)
-        for person in roster.people.values():
+                roster.assignment.filled(place.servers[0], full)
+        for person in roster.members.values():
             person.view = roster.number
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shoal.wire.zmq import ZmqTransport
 
 _open: weakref.WeakSet[KV] = weakref.WeakSet()
-_Seen = TypeVar("_Seen")
+_Result = TypeVar("_Result")
 log = logging.getLogger("shoal")
 _REMIND = 10.0  # seconds until a wait reports its cause; then doubled
 _STALL = 2.0  # seconds without progress until close gives up
@@ -48,25 +48,25 @@ _IDLE = 0.02  # seconds without a user before the background thread runs it
 class KV:
     """A key-value store. ``push``, ``pull``, ... return a task; its ``.result()`` waits."""
 
-    def __init__(self, worker: Worker, transport: Transport, alive: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, worker: Worker, transport: Transport, ended: Callable[[], str] = lambda: "") -> None:
         self._worker = worker
         self._client: Client = worker.client
         self._loop = Loop(worker, transport)
-        self._turning = threading.RLock()  # has an owner: an interrupted call can release it
+        self._loop_lock = threading.RLock()  # has an owner: an interrupted call can release it
         self._changed = threading.Condition()  # a task is done
-        self._last = 0.0  # when a user thread last ran the loop
+        self._last_turn = 0.0  # when a user thread last ran the loop
         self._users: set[int] = set()  # threads inside a wait
         self._in_background = False  # the background thread has the loop
         self._pid = os.getpid()
         self._broken = ""  # why calls are impossible although it is open
         self._closed = threading.Event()
-        self._alive = alive  # why the cluster has ended, or ""
+        self._cluster_ended = ended  # why the cluster has ended, or ""
         self._background = threading.Thread(target=_in_background, args=(weakref.ref(self), self._closed), daemon=True)
         self._background.start()
         _open.add(self)
 
     def __repr__(self) -> str:
-        return f"<shoal client {self.name}{': ' + self._over() if self._over() else ''}>"
+        return f"<shoal client {self.name}{': ' + self._why_closed() if self._why_closed() else ''}>"
 
     # ------------------------------------------------------------ what one can ask
 
@@ -91,20 +91,20 @@ class KV:
         the same keys: each key lies on the same server, so a ``KeyList`` used with one is known
         for the other.
         """
-        self._do(lambda: self._client.create(name, spec, starts, origin, like)).result()
+        self._call(lambda: self._client.create(name, spec, starts, origin, like)).result()
 
     def drop(self, name: str) -> None:
         """Delete a table and its rows."""
-        self._do(lambda: self._client.drop(name)).result()
+        self._call(lambda: self._client.drop(name)).result()
 
     def tables(self) -> dict[str, Table]:
         """The current tables by name."""
-        self._do(self._client.refresh).result()
+        self._call(self._client.refresh).result()
         return {name: layout.spec for name, layout in self._client.session.layouts.items()}
 
     def set_max_delay(self, table: str, max_delay: int | None) -> None:
         """Change how far workers may run ahead of the slowest."""
-        self._do(lambda: self._client.set_max_delay(table, max_delay)).result()
+        self._call(lambda: self._client.set_max_delay(table, max_delay)).result()
 
     def allow(
         self,
@@ -120,16 +120,16 @@ class KV:
         ``reads``: groups whose tables it may pull from ("cluster": those of none). For members of
         no group.
         """
-        asked = GroupLimits(group, whole("mb", mb), whole("tables", tables), whole("members", members), list(reads))
-        self._do(lambda: self._client.allow(asked)).result()
+        quota = GroupLimits(group, whole("mb", mb), whole("tables", tables), whole("members", members), list(reads))
+        self._call(lambda: self._client.allow(quota)).result()
 
     def dissolve(self, group: str) -> None:
         """Delete all tables of a group that has no members, or is this member's own."""
-        self._do(lambda: self._client.dissolve(group)).result()
+        self._call(lambda: self._client.dissolve(group)).result()
 
     def groups(self) -> list[GroupLimits]:
         """The groups that have limits."""
-        self._do(self._client.refresh).result()
+        self._call(self._client.refresh).result()
         return list(self._client.session.view.groups)
 
     def save(self, seconds: float | None = None) -> None:
@@ -137,7 +137,7 @@ class KV:
         number = isinstance(seconds, int | float | None) and not isinstance(seconds, bool)
         if not number or not (seconds or 0) >= 0:
             raise Invalid(f"save({seconds!r}): give how many seconds to wait at most, or nothing")
-        self._do(self._client.save).result(seconds)
+        self._call(self._client.save).result(seconds)
 
     def push(self, table: str, keys: Any, values: Any, **settings: Any) -> Task:
         """Count these values once: ``slot=(epoch, number)``, ``step=``, ``of=pull``, ``after=``.
@@ -172,7 +172,7 @@ class KV:
 
     def park(self, **settings: Any) -> Task:
         """Mark this worker as idle: others do not wait for it until its next pull."""
-        return self._do(lambda: self._client.park(**settings))
+        return self._call(lambda: self._client.park(**settings))
 
     def stats(self, table: str) -> dict[str, Any]:
         """Rows, bytes, versions; what was counted, repeated, held, refused; staleness."""
@@ -192,7 +192,7 @@ class KV:
     def close(self) -> None:
         """Leave the cluster once all pushes are counted; those that stall fail with Closed."""
         try:
-            if not self._over():
+            if not self._why_closed():
                 self._drain()
         finally:
             self.abandon()
@@ -205,30 +205,28 @@ class KV:
     def _drain(self) -> None:
         """Wait for pending pushes as long as they make progress."""
         pushes = self._client.dispatcher.pushes
-        last, ours = time.monotonic(), set(map(id, begun := self._held_still(pushes)))
-        while begun and (tasks := [task for task in self._held_still(pushes) if id(task) in ours]):
+        last, ours = time.monotonic(), set(map(id, pending := self._with_loop_paused(pushes)))
+        while pending and (tasks := [task for task in self._with_loop_paused(pushes) if id(task) in ours]):
             before = len(tasks)
             with contextlib.suppress(TimedOut):
                 self._wait(tasks[0], _LOOK)
             if sum(not task.done for task in tasks) < before:
                 last = time.monotonic()
-            elif time.monotonic() - last > _STALL or self._over():
+            elif time.monotonic() - last > _STALL or self._why_closed():
                 what = "were not acknowledged when it was closed, and whether they count is not known"
                 log.warning("%d pushes of %s %s: wait for them with .result() before that", before, self.name, what)
                 return
-        for table, size in self._held_still(self._client.session.held_back).items():
-            what = (
-                f"have kept back values of size {size:.3g}, which are lost now: kv.flush({table!r}) before it is closed"
-            )
+        for table, size in self._with_loop_paused(self._client.session.held_back).items():
+            what = f"hold back values of norm {size:.3g}, which are lost now: kv.flush({table!r}) before it is closed"
             log.warning("%s: filters of table %r %s sends them", self.name, table, what)
 
-    def _held_still(self, look: Callable[[], _Seen]) -> _Seen:
+    def _with_loop_paused(self, look: Callable[[], _Result]) -> _Result:
         """Read the client's state while its loop does not run."""
         self._users.add(threading.get_ident())
         try:
             if self._in_background:
                 self._loop.transport.wake()  # the background thread then releases the loop
-            with self._turning:
+            with self._loop_lock:
                 return look()
         finally:
             self._users.discard(threading.get_ident())
@@ -239,11 +237,11 @@ class KV:
         self._loop.transport.wake()
         if threading.current_thread() is not self._background:
             self._background.join(limits.DRAIN / limits.SECOND)
-        unasked = [task for task in self._client.dispatcher.failed if not task.asked]
-        if unasked:
-            log.warning("%d pushes of %s failed and nobody asked: %s", len(unasked), self.name, unasked[0].error)
+        unread = [task for task in self._client.dispatcher.failed if not task.was_read]
+        if unread:
+            log.warning("%d pushes of %s failed and no result was read: %s", len(unread), self.name, unread[0].error)
         self._release()
-        if self._turning.acquire(timeout=limits.DRAIN / limits.SECOND):
+        if self._loop_lock.acquire(timeout=limits.DRAIN / limits.SECOND):
             try:
                 self._loop.carry_out(self._worker.leave())
             finally:
@@ -273,19 +271,19 @@ class KV:
 
     def _on_table(self, table: str, call: Callable[[], Task]) -> Task:
         try:
-            return self._do(call)
+            return self._call(call)
         except UnknownTable:  # another client may have just made it
-            self._do(self._client.refresh).result()
-            return self._do(call)
+            self._call(self._client.refresh).result()
+            return self._call(call)
 
-    def _do(self, call: Callable[[], Task]) -> Task:
+    def _call(self, call: Callable[[], Task]) -> Task:
         """Prepare a call in this thread; the thread that runs the loop sends it."""
-        if (ended := self._over()) != "":
+        if (ended := self._why_closed()) != "":
             raise Closed(ended)
         task = call()
         task._waiter = self._wait
         try:
-            if self._turning.acquire(blocking=False):
+            if self._loop_lock.acquire(blocking=False):
                 if not self._closed.is_set():
                     self._loop.poke()
             else:
@@ -311,9 +309,9 @@ class KV:
                     waited = time.monotonic() - began
                     log.warning("%s, for %.0f s now, waits for %s", task.what, waited, task.waits_for or "an answer")
                     remind += waited
-                if (ended := self._over()) != "":
+                if (ended := self._why_closed()) != "":
                     task.finish(error=Closed(ended))
-                elif self._turning.acquire(blocking=False):
+                elif self._loop_lock.acquire(blocking=False):
                     if not self._closed.is_set():
                         self._loop.turn(left)
                     self._release()
@@ -330,10 +328,10 @@ class KV:
             self._users.discard(threading.get_ident())
             self._release()
 
-    def _over(self) -> str:
+    def _why_closed(self) -> str:
         if os.getpid() != self._pid:
             return f"client {self.name} belongs to process {self._pid}: after a fork, shoal.connect(cluster.address)"
-        if (ended := self._alive()) != "":
+        if (ended := self._cluster_ended()) != "":
             return f"{ended}: start another one"
         if self._closed.is_set():
             return f"client {self.name} was closed: get another one from the cluster"
@@ -341,26 +339,26 @@ class KV:
 
     def _interrupted(self, error: BaseException) -> None:
         """Ctrl-C while waiting is harmless; in the middle of a loop turn the state is unknown."""
-        if not isinstance(error, TimedOut) and self._turning._is_owned() and not self._loop.waiting:  # type: ignore[attr-defined]
+        if not isinstance(error, TimedOut) and self._loop_lock._is_owned() and not self._loop.waiting:  # type: ignore[attr-defined]
             self._broken = f"client {self.name} was interrupted in a call: get another one from the cluster"
 
     def _release(self) -> None:
         """Release the loop, if this thread has it."""
-        while self._turning._is_owned():  # type: ignore[attr-defined]
-            self._last = time.monotonic()
-            self._turning.release()
-        self._tell()
+        while self._loop_lock._is_owned():  # type: ignore[attr-defined]
+            self._last_turn = time.monotonic()
+            self._loop_lock.release()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if len(self._users) > 1 or self._closed.is_set():
             with self._changed:
                 self._changed.notify_all()
 
     def _turn_in_background(self) -> float:
         """Run the loop once unless a user thread does; returns how long to pause."""
-        if self._users or time.monotonic() - self._last < _IDLE:
+        if self._users or time.monotonic() - self._last_turn < _IDLE:
             return _IDLE
-        if not self._turning.acquire(timeout=_IDLE):
+        if not self._loop_lock.acquire(timeout=_IDLE):
             return _IDLE
         self._in_background = True
         try:
@@ -368,8 +366,8 @@ class KV:
                 self._loop.turn()
         finally:
             self._in_background = False
-            self._turning.release()
-        self._tell()
+            self._loop_lock.release()
+        self._notify()
         return 0.0
 
 

@@ -94,7 +94,7 @@ class RunUnderTest:
     def __exit__(self, *exception: object) -> None:
         self._closing.set()
         for task in self._kv._client.dispatcher.failed:
-            task.asked = True  # the audit finds errors: ignore them here
+            task.was_read = True  # the audit finds errors: ignore them here
         self._stack.close()
         self._watcher.join(2 * LOOK_WITHIN)
 
@@ -112,7 +112,7 @@ class RunUnderTest:
                     self.training.processes.fork(fault.name, "server", {})
                 case "drain":
                     client, name = self._kv._client, fault.name
-                    self._kv._do(lambda: client.ask(f"let {name} go", lambda request: m.Drain(request, name), m.Done))
+                    self._kv._call(lambda: client.ask(f"let {name} go", lambda request: m.Drain(request, name), m.Done))
 
     def end(self, fault: ChaosFault) -> None:
         if self._proxy is not None:

@@ -61,7 +61,7 @@ def refuses(roster: Roster, hello: m.Hello) -> str:
     if (hello.role == SCHEDULER) != (hello.name == dealer(group)):
         return f"{dealer(group)} is the scheduler of group {group!r}, and no other node is"
     people = [
-        one.member for one in roster.people.values() if one.member.group == group and one.member.name != hello.name
+        one.member for one in roster.members.values() if one.member.group == group and one.member.name != hello.name
     ]
     most = allowed(roster.groups, group).members
     if len(people) >= most:
@@ -70,8 +70,8 @@ def refuses(roster: Roster, hello: m.Hello) -> str:
 
 
 def ended(roster: Roster, sender: str, lost: GroupProcessEnded) -> bool:
-    """Whether a scheduler speaks of a member of its own group, and of the life that it has now."""
-    scheduler, member = roster.people.get(sender), roster.people.get(lost.name)
+    """Whether a scheduler reports the current process of a member of its own group."""
+    scheduler, member = roster.members.get(sender), roster.members.get(lost.name)
     return (
         scheduler is not None
         and member is not None
@@ -84,8 +84,8 @@ def ended(roster: Roster, sender: str, lost: GroupProcessEnded) -> bool:
 
 
 def check_change(roster: Roster, sender: str, change: m.Message) -> None:
-    """Raises why this member may not have it so; nothing is changed."""
-    group = roster.people[sender].member.group
+    """Raises Invalid if this member may not make this change."""
+    group = roster.members[sender].member.group
     match change:
         case m.Create(_, name, spec, _, origin, like):
             _check_own(group, sender, name)
@@ -94,9 +94,9 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
             if group:
                 # Servers read these with their own rights: not whatever a guest would like to see.
                 if isinstance(spec.initial, Given) and not spec.initial.path.endswith(WEIGHTS):
-                    raise Invalid(f"{sender} is of group {group!r}: the file of its weights must be named ...{WEIGHTS}")
+                    raise Invalid(f"{sender} is in group {group!r}: the file of its weights must be named ...{WEIGHTS}")
                 if origin and PLACE.search(origin) is None:
-                    what = f"{sender} is of group {group!r}: its table must come from the folder of a checkpoint"
+                    what = f"{sender} is in group {group!r}: its table must come from the folder of a checkpoint"
                     raise Invalid(f"{what}, .../checkpoints/00000001")
                 _check_room(roster, group, name, spec)
         case m.Drop(_, name) | m.Delay(_, name):
@@ -107,9 +107,9 @@ def check_change(roster: Roster, sender: str, change: m.Message) -> None:
             if not is_group(name):
                 raise Invalid(f"there is no group {name[:64]!r}; tables of no group are dropped one by one")
             if group and group != name:
-                raise Invalid(f"{sender} is of group {group!r}: only the operator dissolves another one")
-            if not group and dealer(name) in roster.people:
-                raise Invalid(f"group {name!r} is at work ({dealer(name)} is here): end its run first")
+                raise Invalid(f"{sender} is in group {group!r}: only the operator dissolves another one")
+            if not group and dealer(name) in roster.members:
+                raise Invalid(f"group {name!r} has a run ({dealer(name)} is here): end it first")
 
 
 def allow(roster: Roster, group: GroupLimits) -> None:
@@ -118,19 +118,19 @@ def allow(roster: Roster, group: GroupLimits) -> None:
 
 
 def may_send_away(roster: Roster, sender: str, name: str) -> str:
-    """Why this one may not let that node go; empty if it may."""
-    person = roster.people.get(sender)
+    """Why the sender may not remove that node; empty if it may."""
+    person = roster.members.get(sender)
     if person is None:
-        return "only a member may let a node go: say hello first"
+        return "only a member may drain a node: join first"
     group = person.member.group
     if group and namespace(name) != group:
-        return f"{sender} is of group {group!r}, and {name[:64]!r} is not: only the operator lets it go"
+        return f"{sender} is in group {group!r}, and {name[:64]!r} is not: only the operator can drain it"
     return ""
 
 
 def dissolve(roster: Roster, group: str, sender: str) -> list[str]:
     """Drop a group's tables; its other members, who have to leave. Invalid if it is unknown."""
-    members = [name for name, one in roster.people.items() if one.member.group == group]
+    members = [name for name, one in roster.members.items() if one.member.group == group]
     known = {namespace(name) for name in roster.tables} | {*roster.groups}
     if not members and group not in known:
         there = ", ".join(sorted(one for one in known if one)) or "none"
@@ -142,7 +142,7 @@ def dissolve(roster: Roster, group: str, sender: str) -> list[str]:
 
 def _check_own(group: str, sender: str, table: str) -> None:
     if group and namespace(table) != group:
-        raise Invalid(f"{sender} is of group {group!r}, and table {table!r} is not: its own are named {group}/...")
+        raise Invalid(f"{sender} is in group {group!r}, and table {table!r} is not: its own are named {group}/...")
 
 
 def _check_room(roster: Roster, group: str, name: str, spec: Table) -> None:
@@ -153,8 +153,8 @@ def _check_room(roster: Roster, group: str, name: str, spec: Table) -> None:
     if not quota.mb:
         return
     if (size := weights_of([spec])) is None:
-        what = f"table {name!r} has no end to its keys, and group {group!r} may have {quota.mb:,} MB of weights"
-        raise Invalid(f"{what}: declare how many there are, shoal.Sparse(keys=...)")
+        what = f"table {name!r} has no bound on its keys, and group {group!r} may have {quota.mb:,} MB of weights"
+        raise Invalid(f"{what}: give their number, shoal.Sparse(keys=...)")
     used = weights_of(table.spec for table in held) or 0
     if used + size > quota.mb * limits.MB:
         raise Invalid(
@@ -165,7 +165,7 @@ def _check_room(roster: Roster, group: str, name: str, spec: Table) -> None:
 
 def _check_allow(roster: Roster, group: str, sender: str, asked: GroupLimits) -> None:
     if group:
-        raise Invalid(f"{sender} is of group {group!r}: what groups may have is the operator's to say")
+        raise Invalid(f"{sender} is in group {group!r}: only the operator sets the limits of groups")
     if not is_group(asked.name):
         raise Invalid(f"group {asked.name[:64]!r}: needs 1 to 32 letters, digits, dots and dashes, and not {CLUSTER!r}")
     if strange := [one for one in asked.reads if one != CLUSTER and not is_group(one)]:
@@ -187,21 +187,21 @@ def _mb(size: int) -> str:
 
 
 def refused(name: str, group: str, groups: Mapping[str, GroupLimits], table: str, push: bool) -> str:
-    """Why a request of this group's node goes no further; empty if it may."""
+    """Why a request of this group's node is refused; empty if it is allowed."""
     owner = namespace(table)
     if not group or owner == group:
         return ""
     if push:
-        return f"{name} is of group {group!r} and may not push to table {table!r}: push to its own, {group}/..."
+        return f"{name} is in group {group!r} and may not push to table {table!r}: push to its own, {group}/..."
     if (owner or CLUSTER) in allowed(groups, group).reads:
         return ""
     return (
-        f"{name} is of group {group!r} and may not read table {table!r}: the operator may let it "
+        f"{name} is in group {group!r} and may not read table {table!r}: the operator may let it "
         f"(shoal groups ADDRESS --allow {group} --reads {owner or CLUSTER})"
     )
 
 
-def part_of(view: m.View, group: str) -> m.View:
-    """The same, with the tables of this group alone, under the names that its members use."""
+def group_view(view: m.View, group: str) -> m.View:
+    """The view with only this group's tables, under the names that its members use."""
     tables = [table for table in view.tables if namespace(table.name) == group]
     return replace(view, tables=[replace(table, name=seen(table.name, group)) for table in tables])

@@ -1,7 +1,7 @@
 """Membership of any node but the coordinator: hello, view, heartbeats, joining again.
 
-``MembershipClient`` is a part of a node's state machine. It answers for the greeting and tells its
-holder when a newer view came (``view``) or when this life is over (``fenced``).
+``MembershipClient`` is a part of a node's state machine. It joins, and tells its
+node when a newer view came (``view``) or when this incarnation is over (``fenced``).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ NO_VIEW = m.View(0, 0, 0, [], [])
 
 @dataclass(slots=True)
 class ViewChange:
-    """What a message of the coordinator's meant for this node."""
+    """What a message of the coordinator changed for this node."""
 
     view: bool = False  # there is a new one
-    fenced: bool = False  # this incarnation is over; hello was said again
-    refused: str = ""  # the coordinator will not have us,
-    for_good: bool = False  # whatever we do: our key, or our version, is the wrong one
-    may_pass: bool = False  # for now only: its disk is full, and hello is said again
+    fenced: bool = False  # this incarnation is over; it joins again
+    refused: str = ""  # why the coordinator refuses us
+    permanent: bool = False  # our key or our version is the wrong one
+    transient: bool = False  # its disk is full: join again later
 
 
 class MembershipClient:
@@ -37,9 +37,9 @@ class MembershipClient:
         self.loads: dict[int, dict[int, float]] = {}  # of a server: for the next heartbeat, once
         self.halves: dict[int, dict[int, int]] = {}
         self.reaches: set[str] = set()  # roles that this node sends to
-        self.shown = 0  # the newest view that is in effect here; a server is in no hurry to say so
+        self.active_view = 0  # the newest view in effect here
         self.move_rate = limits.MOVE_RATE  # bytes a second, of a server
-        self.heard = 0  # when the coordinator last said anything
+        self.last_seen = 0  # when the coordinator last said anything
         self._token, self._life = token, 0
         self.next = 0  # when to say hello, or send a heartbeat, next
         self._wait = self.timing.resend_first
@@ -71,41 +71,41 @@ class MembershipClient:
         self.next = now + self.timing.heartbeat
         return [self.heartbeat()]
 
-    def show(self, view: int) -> list[Effect]:
-        """This view is in effect here: say so at once, somebody may wait for it."""
-        self.shown = view
+    def confirm_view(self, view: int) -> list[Effect]:
+        """This view is in effect here: report it at once, since others may wait for it."""
+        self.active_view = view
         return [self.heartbeat()]
 
     def heartbeat(self) -> Effect:
         loads, self.loads, halves, self.halves = self.loads, {}, self.halves, {}
-        return Send(self.coordinator, m.Heartbeat(self.incarnation, self.shown, dict(self.failed), loads, halves))
+        return Send(self.coordinator, m.Heartbeat(self.incarnation, self.active_view, dict(self.failed), loads, halves))
 
     def handle(self, now: int, message: m.Message) -> tuple[ViewChange, list[Effect]]:
-        self.heard = now
+        self.last_seen = now
         match message:
             case m.Welcome(self._full_token, incarnation, view, rate) if not self.joined:
                 self.incarnation, self.move_rate = incarnation, rate
-                effects = self._take(view)
+                effects = self._take_view(view)
                 self.asking_since, self._wait = 0, self.timing.resend_first
                 self.next = now + self.timing.heartbeat
                 return ViewChange(view=True), effects
             case m.View() if self.joined and self._newer(message):
                 if any(one.name == self.name and one.incarnation != self.incarnation for one in message.members):
-                    return ViewChange(fenced=True), self.rejoin(now)  # our name is another's
-                return ViewChange(view=True), self._take(message)
+                    return ViewChange(fenced=True), self.rejoin(now)  # another process has our name
+                return ViewChange(view=True), self._take_view(message)
             case m.Fence(_, incarnation) if self.joined and incarnation == self.incarnation:
                 return ViewChange(fenced=True), self.rejoin(now)
             case m.IncarnationOver(self._full_token) if not self.joined:
                 return ViewChange(), self.rejoin(now)
             case m.Refusal(0, "key", reason):  # also of one who was in: its key was revoked
-                return ViewChange(refused=reason, for_good=True), []
+                return ViewChange(refused=reason, permanent=True), []
             case m.Refusal(0, kind, reason) if not self.joined:
-                return ViewChange(refused=reason, for_good=kind == "version", may_pass=kind == "full"), []
+                return ViewChange(refused=reason, permanent=kind == "version", transient=kind == "full"), []
         return ViewChange(), []
 
     def rejoin(self, now: int) -> list[Effect]:
         """This life is over: say hello as a new one."""
-        self.incarnation = self.shown = 0
+        self.incarnation = self.active_view = 0
         self._life += 1
         self.next = now
         return self.tick(now)
@@ -116,7 +116,7 @@ class MembershipClient:
     def _newer(self, view: m.View) -> bool:
         return (view.term, view.number) > (self.view.term, self.view.number)
 
-    def _take(self, view: m.View) -> list[Effect]:
+    def _take_view(self, view: m.View) -> list[Effect]:
         self.view = view
         wanted = {
             member.name: member.address

@@ -153,16 +153,16 @@ def keys_of(table: TablePlaces, segment: int) -> tuple[int, int]:
 
 
 def why_not(table: TablePlaces, segment: int, at: int) -> str:
-    """What stands against it; empty: nothing."""
+    """Why it cannot be split there; empty if it can."""
     if not 0 <= segment < len(table.starts):
         return f"there are {len(table.starts)} segments"
     if len(table.starts) >= limits.SEGMENTS_PER_TABLE:
         return f"it has {limits.SEGMENTS_PER_TABLE:,} segments already, and no table has more"
     start, stop = keys_of(table, segment)
     if not start < at < stop:
-        return f"that lies not inside it, it has the keys from {start} to {stop - 1}"
+        return f"that is not inside it, its keys are {start} to {stop - 1}"
     if any(place.filling for place in table.places):
-        return "some of its segments are on their way to another server"
+        return "some of its segments are moving to another server"
     if not all(place.servers for place in table.places):
-        return "parts of the table are lost"
+        return "some of its segments are lost"
     return ""

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from shoal import limits
 from shoal.cluster import placement
 from shoal.cluster.placement import backup_for, halved, segments_of
-from shoal.cluster.rebalance import LoadStats, WantedMove, together
+from shoal.cluster.rebalance import LoadStats, WantedMove, atomic_groups
 from shoal.errors import Invalid
 from shoal.tables import Table, checked
 from shoal.timing import DEFAULT, TimingSettings
@@ -39,7 +39,7 @@ _LIVES = 16  # of one name, that are remembered
 class MemberRecord:
     member: Member
     token: str
-    heard: int  # when
+    last_seen: int  # when
     view: int = 0  # the newest view it said it has
     since: int = 0  # the view in which it came
     suspected: bool = False
@@ -63,7 +63,7 @@ class Roster:
     number: int = 0
     copies: int = 1
     timing: TimingSettings = DEFAULT
-    people: dict[str, MemberRecord] = field(default_factory=dict)  # by name
+    members: dict[str, MemberRecord] = field(default_factory=dict)  # by name
     tables: dict[str, TablePlaces] = field(default_factory=dict)  # by name
     term: int = 1
     generation: int = 0
@@ -75,7 +75,7 @@ class Roster:
     lost: dict[str, str] = field(default_factory=dict)  # nodes that are gone or never came: why
     released: dict[str, int] = field(default_factory=dict)  # incarnations that were let go, by name
     loads: LoadStats = field(default_factory=LoadStats)
-    heard: int = 0  # when the last message of any member came
+    last_seen: int = 0  # when the last message of any member came
     assignment: Assignment = field(init=False, repr=False, compare=False)
     _view: View | None = None
 
@@ -87,16 +87,16 @@ class Roster:
         self._view = None
 
     def servers(self) -> list[str]:
-        return [name for name, person in self.people.items() if person.member.role == "server"]
+        return [name for name, person in self.members.items() if person.member.role == "server"]
 
     def staying(self) -> list[str]:
         """Servers that may be given something; all, if all of them are leaving."""
         servers = self.servers()
-        return [name for name in servers if not self.people[name].member.leaving] or servers
+        return [name for name in servers if not self.members[name].member.leaving] or servers
 
     def view(self) -> View:
         if self._view is None:
-            members = [person.member for person in self.people.values()]
+            members = [person.member for person in self.members.values()]
             tables, groups = list(self.tables.values()), list(self.groups.values())
             self._view = View(self.term, self.number, self.generation, members, tables, groups, self.timing)
         return self._view
@@ -108,7 +108,7 @@ class Roster:
             return "that name is the coordinator's own: choose another"
         if role not in ROLES:
             return f"role {role[:64]!r} is none of {', '.join(ROLES)}"
-        holder = self.people.get(name)
+        holder = self.members.get(name)
         if holder is not None and not holder.suspected:
             if holder.token != token and "server" in (role, holder.member.role):
                 return f"the name {name!r} is taken by a {holder.member.role} that is alive: choose another"
@@ -116,7 +116,7 @@ class Roster:
                 return (
                     f"another process has taken the name {name!r}, and is alive: choose another, or end one of the two"
                 )
-        if name not in self.people and len(self.people) >= limits.MEMBERS:
+        if name not in self.members and len(self.members) >= limits.MEMBERS:
             return f"the cluster is full: {limits.MEMBERS} members"
         return ""
 
@@ -125,7 +125,7 @@ class Roster:
 
         That hello may be a late one of a dead process: it is heard again soon, or suspected.
         """
-        holder = self.people.get(name)
+        holder = self.members.get(name)
         unheard = holder is not None and holder.view == 0 and not holder.suspected
         return unheard and self._was_displaced(name, token)
 
@@ -133,7 +133,7 @@ class Roster:
         return _process(token) in self.replaced.get(name, ()) and not self.is_over(name, token)
 
     def knows(self, name: str, token: str) -> MemberRecord | None:
-        person = self.people.get(name)
+        person = self.members.get(name)
         return person if person is not None and person.token == token else None
 
     def is_over(self, name: str, token: str) -> bool:
@@ -143,25 +143,25 @@ class Roster:
     def join(
         self, now: int, name: str, role: str, token: str, address: str, incarnation: int, group: str = ""
     ) -> MemberRecord:
-        if name in self.people:
+        if name in self.members:
             self.displace(name, token)
             self.remove(name, "another process took its name")
         self.lost.pop(name, None)
         self.released.pop(name, None)
-        self._hear(now)
-        person = self.people[name] = MemberRecord(Member(name, incarnation, role, address, group=group), token, now)
+        self._note_message(now)
+        person = self.members[name] = MemberRecord(Member(name, incarnation, role, address, group=group), token, now)
         self.changed()
         person.since = self.number
         return person
 
     def displace(self, name: str, token: str) -> None:
         """Another process takes this name: the old one may not take it back meanwhile."""
-        before = _process(self.people[name].token)
+        before = _process(self.members[name].token)
         if before != _process(token):
             remember(self.replaced, name, [*self.replaced.get(name, ())[1 - _LIVES :], before], limits.FORMER)
 
     def remove(self, name: str, reason: str) -> None:
-        person = self.people.pop(name)
+        person = self.members.pop(name)
         remember(self.retired, name, [*self.retired.get(name, ())[1 - _LIVES :], person.token], limits.FORMER)
         if person.member.role == "server":
             self.note_lost(name, reason)
@@ -170,7 +170,7 @@ class Roster:
 
     def leave(self, name: str) -> None:
         """A node is to leave: it is given nothing more, and others are filled in its place."""
-        person = self.people[name]
+        person = self.members[name]
         person.member = replace(person.member, leaving=True)
         self.assignment.replace_places(lambda at: replace(at, filling="") if at.filling == name else at)
         self.changed()
@@ -179,36 +179,35 @@ class Roster:
         remember(self.lost, name, reason, limits.LOST)
 
     def release(self, name: str) -> None:
-        """It may go: that is said again if it asks again."""
-        remember(self.released, name, self.people[name].member.incarnation, limits.FORMER)
+        """Note that it was released, in case it asks again."""
+        remember(self.released, name, self.members[name].member.incarnation, limits.FORMER)
 
     def suspects(self) -> list[str]:
-        return [name for name, one in self.people.items() if one.suspected and one.member.role == "server"]
+        return [name for name, one in self.members.items() if one.suspected and one.member.role == "server"]
 
-    def hear(self, now: int, person: MemberRecord) -> None:
-        self._hear(now)
-        person.heard = now
+    def mark_alive(self, now: int, person: MemberRecord) -> None:
+        self._note_message(now)
+        person.last_seen = now
 
-    def _hear(self, now: int) -> None:
-        # Every member says something once a heartbeat. If none of them did, it is we who were cut
-        # off: what comes first after that may be the last word of one that is dead, and those whose
-        # words come next must not be taken for dead because of it.
-        if self.heard and now - self.heard > 2 * self.timing.heartbeat:
-            self.forgive(now - self.heard)
-        self.heard = now
+    def _note_message(self, now: int) -> None:
+        # Every member sends heartbeats. If none came, this node was cut off: the next message may
+        # be the last one of a dead member, and the others must not be removed because of it.
+        if self.last_seen and now - self.last_seen > 2 * self.timing.heartbeat:
+            self.forgive(now - self.last_seen)
+        self.last_seen = now
 
     def forgive(self, nanoseconds: int) -> None:
-        """So much time is held against nobody: we slept, or heard nobody."""
-        self.heard += nanoseconds
-        for person in self.people.values():
-            person.heard += nanoseconds
+        """Ignore this much silence of all members: this process slept, or was cut off."""
+        self.last_seen += nanoseconds
+        for person in self.members.values():
+            person.last_seen += nanoseconds
 
     def find_dead(self, now: int) -> Iterator[str]:
         """Members that must go; each is removed before the next. Late ones are suspected."""
-        for person in self.people.values():
-            person.suspected = now - person.heard >= self.timing.suspect
-        for name, person in list(self.people.items()):
-            if now - person.heard >= self.timing.dead and not self.assignment.is_needed(name):
+        for person in self.members.values():
+            person.suspected = now - person.last_seen >= self.timing.suspect
+        for name, person in list(self.members.items()):
+            if now - person.last_seen >= self.timing.dead and not self.assignment.is_needed(name):
                 yield name
 
     def create(
@@ -225,7 +224,7 @@ class Roster:
         if not self.servers():
             raise Invalid("no server has joined yet: start one, then create the table")
         servers = self.staying()
-        model = self._like(name, spec, starts, like) if like else None
+        model = self._model_table(name, spec, starts, like) if like else None
         starts = list(starts) if model is None else model.starts
         starts = starts or [keys.start for keys in segments_of(spec, len(servers))]
         _check_starts(starts, spec)
@@ -233,7 +232,7 @@ class Roster:
         number = self.tables_made
         if model is None:
             holders = placement.place(number, len(starts), servers, self.copies)
-            holders = [(*names, *self._until_they_go(len(names))) for names in holders]
+            holders = [(*names, *self._leaving_copies(len(names))) for names in holders]
         else:
             holders = [tuple(place.servers) for place in model.places]
         places = [Replicas(self.number + 1, list(names), since=self.number + 1) for names in holders]
@@ -241,22 +240,22 @@ class Roster:
         self.changed()
         return placed
 
-    def _until_they_go(self, copies: int) -> list[str]:
+    def _leaving_copies(self, copies: int) -> list[str]:
         """Leaving servers, as many as a new segment lacks copies: those that stay may be dead."""
         leaving = [name for name in self.servers() if name not in self.staying()]
         return leaving[: max(0, self.copies - copies)]
 
-    def _like(self, name: str, spec: Table, starts: Sequence[int], like: str) -> TablePlaces:
+    def _model_table(self, name: str, spec: Table, starts: Sequence[int], like: str) -> TablePlaces:
         model = self.tables.get(like)
         if model is None:
             raise Invalid(f"table {name!r} like {like!r}: there is no such table (tables: {', '.join(self.tables)})")
         if starts:
-            raise Invalid(f"table {name!r} like {like!r}: it is cut where that one is, leave starts out")
+            raise Invalid(f"table {name!r} like {like!r}: it has the segments of that table, leave starts out")
         if (spec.span, spec.hashed) != (model.spec.span, model.spec.hashed):
             keys = "hashed ones" if model.spec.hashed else f"those below {model.spec.span}"
             raise Invalid(f"table {name!r} like {like!r}: they need the same keys, and that one has {keys}")
         if not all(place.servers for place in model.places):
-            raise Invalid(f"table {name!r} like {like!r}: parts of that one are lost, and lie nowhere")
+            raise Invalid(f"table {name!r} like {like!r}: segments of that table are lost")
         return model
 
     def roll_back(self, origins: dict[str, tuple[list[int], str]]) -> None:
@@ -265,7 +264,7 @@ class Roster:
         All but servers are removed: what they sent before counts nowhere.
         """
         self.generation += 1
-        for name in [name for name, person in self.people.items() if person.member.role != "server"]:
+        for name in [name for name, person in self.members.items() if person.member.role != "server"]:
             self.remove(name, "the run rolled back to a checkpoint")
         for name, table in list(self.tables.items()):
             del self.tables[name]
@@ -277,13 +276,13 @@ class Roster:
             raise Invalid(f"no table {name!r} to split a segment of")
         table = self.tables[name]
         self.tables[name] = halved(table, segment, at, self.number + 1)
-        self.loads.was_split(table.number, segment)
+        self.loads.note_split(table.number, segment)
         self.changed()
 
     def may_split(self, table: TablePlaces) -> bool:
         """Every server has the table as it is, and knows who held it before."""
         since = max((place.since for place in table.places), default=0)
-        return all(self.people[name].view >= since for name in self.servers())
+        return all(self.members[name].view >= since for name in self.servers())
 
     def drop(self, name: str) -> None:
         if name not in self.tables:
@@ -291,7 +290,7 @@ class Roster:
         del self.tables[name]
         self.changed()
 
-    def delay(self, name: str, max_delay: int | None) -> None:
+    def set_max_delay(self, name: str, max_delay: int | None) -> None:
         if name not in self.tables:
             raise Invalid(f"no table {name!r}")
         table = self.tables[name]
@@ -305,19 +304,19 @@ class Assignment:
     """Which servers hold each segment of a roster's tables, and how that changes.
 
     A server is filled with a segment while the set serves on (``Replicas.filling``). When its
-    primary says that it has everything (``full``), it joins the set or replaces a member of it
+    primary says that it has everything (``Full``), it joins the set or replaces a member of it
     (``Replicas.instead``): so a segment moves. Two members of a set may also swap: nothing is
     copied. Every change of a set has a new epoch, and messages of an older one count for nothing.
     A server is filled only after it has confirmed a view without the segment, and so dropped it.
     """
 
     roster: Roster
-    apart: dict[tuple[str, str], int] = field(default_factory=dict)  # unreachable pairs: until when
+    unreachable: dict[tuple[str, str], int] = field(default_factory=dict)  # pairs -> until when
     _smallest: tuple[int, int] = (-1, 0)  # view, servers of the smallest set in it
 
     def shrink(self, primary: str, server: str, theirs: int, now: int = 0) -> bool:
         """A primary goes on without a server that it cannot reach. False if that is stale."""
-        person = self.roster.people.get(server)
+        person = self.roster.members.get(server)
         if person is not None and person.member.incarnation != theirs:
             return False
 
@@ -327,15 +326,15 @@ class Assignment:
             if server in place.servers[1:]:
                 return replace(place, servers=[one for one in place.servers if one != server])
             if place.filling == server:
-                self.apart[primary, server] = now + self.roster.timing.move_again
+                self.unreachable[primary, server] = now + self.roster.timing.move_again
                 return replace(place, filling="")
             return place
 
         return self._new_view_if(self.replace_places(without))
 
-    def full(self, primary: str, full: Full) -> list[NewReplica]:
+    def filled(self, primary: str, full: Full) -> list[NewReplica]:
         """A server has been filled with these segments: add it to their sets, unless stale."""
-        person = self.roster.people.get(full.server)
+        person = self.roster.members.get(full.server)
         table = next((one for one in self.roster.tables.values() if one.number == full.table), None)
         if person is None or person.member.incarnation != full.theirs or table is None:
             return []
@@ -355,7 +354,7 @@ class Assignment:
         """Name a server to be filled for every segment that has too few replicas."""
         if self.has_copies:
             return False
-        servers = [name for name in self.roster.staying() if not self.roster.people[name].suspected]
+        servers = [name for name in self.roster.staying() if not self.roster.members[name].suspected]
         most = min(self.roster.copies, len(self.roster.staying()))
         changed = False
         for table in list(self.roster.tables.values()):
@@ -378,15 +377,15 @@ class Assignment:
 
     def _may_fill(self, now: int, name: str, place: Replicas) -> bool:
         """Whether this server can be filled: it dropped what it had, and can be reached."""
-        person = self.roster.people[name]
+        person = self.roster.members[name]
         if name in place.servers or person.view < max(place.epoch, person.since):
             return False
-        return now >= self.apart.get((place.servers[0], name), 0)
+        return now >= self.unreachable.get((place.servers[0], name), 0)
 
     def begin(self, now: int, wanted: Sequence[WantedMove]) -> list[WantedMove]:
         """Begin these moves; those that were begun. Others wait, or are stale."""
         begun: list[WantedMove] = []
-        for those in together(wanted):
+        for those in atomic_groups(wanted):
             before = dict(self.roster.tables)
             if all(self._begin(now, one) for one in those):
                 begun += those
@@ -406,10 +405,10 @@ class Assignment:
             return False
         if not one.target:
             left = [name for name in place.servers if name != one.source and self._shown(name) >= self.roster.number]
-            if all(self.roster.people[name].suspected for name in left):
-                return False  # who is left may be dead, and nobody has noticed yet
-            return self._put_one(table, one.segment, self._left(place, one.source))
-        person = self.roster.people.get(one.target)
+            if all(self.roster.members[name].suspected for name in left):
+                return False  # those left may be dead, which is not known yet
+            return self._put_one(table, one.segment, self._without(place, one.source))
+        person = self.roster.members.get(one.target)
         if person is None or person.member.leaving or person.suspected:
             return False
         if one.target in place.servers:
@@ -422,10 +421,10 @@ class Assignment:
         return self._put_one(table, one.segment, replace(place, filling=one.target, instead=one.source))
 
     def _shown(self, name: str) -> int:
-        person = self.roster.people.get(name)
+        person = self.roster.members.get(name)
         return -1 if person is None else person.view
 
-    def holds(self, name: str) -> int:
+    def count_held(self, name: str) -> int:
         places = (place for table in self.roster.tables.values() for place in table.places)
         return sum(name in place.servers or place.filling == name for place in places)
 
@@ -450,19 +449,19 @@ class Assignment:
     def is_needed(self, name: str) -> bool:
         """Whether every other holder of some segment that it holds is suspected, too."""
         places = (place for table in self.roster.tables.values() for place in table.places if name in place.servers)
-        return any(all(one == name or self.roster.people[one].suspected for one in place.servers) for place in places)
+        return any(all(one == name or self.roster.members[one].suspected for one in place.servers) for place in places)
 
     def without(self, server: str) -> None:
         """A server is gone: the survivors of its sets go on, the first of them as primary."""
 
         def without(place: Replicas) -> Replicas:
             if server in place.servers:
-                return self._left(place, server)
+                return self._without(place, server)
             return replace(place, filling="", instead="") if place.filling == server else place
 
         self.replace_places(without)
 
-    def _left(self, place: Replicas, server: str) -> Replicas:
+    def _without(self, place: Replicas, server: str) -> Replicas:
         left = [one for one in place.servers if one != server]
         return self._with(place, left, "" if left else server)
 
@@ -497,7 +496,7 @@ class Assignment:
 
 
 def remember(known: dict[K, V], key: K, value: V, most: int) -> None:
-    """As the newest; the oldest go."""
+    """Store as the newest entry; drop the oldest above ``most``."""
     known.pop(key, None)
     known[key] = value
     while len(known) > most:

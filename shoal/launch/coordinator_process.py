@@ -110,7 +110,7 @@ class CoordinatorProcess(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         job = run.load_job()
         times = job.timing.intervals()
         node = Coordinator("coordinator", self.copies, records, run.scheduler(), run.manager(), job.moves, times)
-        node.doorway.about = run.described()
+        node.public_info.about = run.described()
         return node
 
     def scheduler(self, token: str, address: str, records: list[bytes]) -> SchedulerNode:
@@ -131,7 +131,7 @@ def main(orders: ProcessOrders, process: Process) -> None:
     else:
         node = work.coordinator(journal.records)
         node.check_address = Safety.of_plain(orders.safety).check
-    node.also = transport.counters
+    node.process_counts = transport.counters
     loop = Loop(node, transport, journal)
     loop.listener = process.tell
     for one in work.ended:

@@ -53,7 +53,7 @@ class SilenceReport:
     def look(self) -> bool:
         """To be called after every turn of the loop; whether the node has ended."""
         guest, first = self._guest, max(self.FIRST, self._guest.member.timing.suspect)
-        silence, left = guest.silence, guest.waits
+        silence, left = guest.silence, guest.patience_left
         due = self._reported + self.AGAIN if self._reported else first
         if self._reported and silence < first:
             self._reported = 0
@@ -103,7 +103,7 @@ class ServerProcess:
     ) -> None:
         """``coordinator`` is its address, for messages about its silence."""
         server = self._server = Server(name, token, transport.address)
-        server.also = lambda: dict(zip(("sent", "received"), transport.traffic, strict=True))
+        server.process_counts = lambda: dict(zip(("sent", "received"), transport.traffic, strict=True))
         self.guest = DrainableNode(server, server.member, patience)
         self.loop = Loop(self.guest, transport)
         self._say, self._signal, self._joined = say, 0, False
@@ -117,7 +117,7 @@ class ServerProcess:
 
     def leave(self, number: int, frame: object = None) -> None:
         """Ask to leave. The second call ends it at once."""
-        if self.guest.asks:
+        if self.guest.wants_to_leave:
             raise SystemExit(128 + number)
         self._signal = number
         self.guest.leave()
@@ -142,16 +142,16 @@ class ServerProcess:
     def _look(self) -> None:
         """Report the progress of leaving, and give up if there is none."""
         guest, now = self.guest, time.monotonic()
-        if (state := (guest.left, guest.stays)) != self._state:
+        if (state := (guest.segments_left, guest.refusal)) != self._state:
             self._state, self._since = state, now
             self._say(
-                f"{guest.name} stays for now: {guest.stays}"
-                if guest.stays
-                else f"{guest.name}: {counted(guest.left, 'segment')} left"
+                f"{guest.name} stays for now: {guest.refusal}"
+                if guest.refusal
+                else f"{guest.name}: {counted(guest.segments_left, 'segment')} left"
             )
         still = guest.member.timing.leave_still / limits.SECOND
-        if guest.asks and now - self._since > still:
-            why = guest.stays or f"nobody took over {counted(guest.left, 'segment')} in {still:g} s"
+        if guest.wants_to_leave and now - self._since > still:
+            why = guest.refusal or f"nobody took over {counted(guest.segments_left, 'segment')} in {still:g} s"
             self._say(f"{guest.name} ends anyway: {why}; start another server in its place")
             raise SystemExit(128 + self._signal)
 
@@ -173,5 +173,5 @@ def main(orders: ProcessOrders, process: Process) -> None:
     with handled([signal.SIGTERM], serving.leave):
         process.ready(transport.address)
         serving.run()
-    if not serving.guest.asks:  # drained by others: it must not be restarted
+    if not serving.guest.wants_to_leave:  # drained by others: it must not be restarted
         process.say(ProcessRetired(orders.name))

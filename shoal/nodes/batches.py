@@ -1,7 +1,7 @@
 """The rows of a worker's slots, prepared ahead and cached for the next epoch.
 
 Every worker can read all rows, and holds those of the slots it computed, up to a bound (S4-12).
-What is not kept is made again in every pass. The next few slots are made ready on the compute
+Rows that do not fit are read again in every pass. The next few slots are made ready on the compute
 thread while the loop's own thread computes.
 """
 
@@ -31,54 +31,54 @@ _ORDERS = 3  # passes whose order is remembered
 
 class BatchCache:
     def __init__(self, worker: Worker, data: CsrFile, slots: Slots, bias: bool, room: int) -> None:
-        self._worker, self._data, self._slots, self._bias, self._room = worker, data, slots, bias, room
-        self._here = Localiser(data.features)  # for the loop
-        self._there = Localiser(data.features)  # for the compute thread
-        self._kept: dict[int, Local] = {}  # by content
-        self._ready: dict[int, Local] = {}  # there is no room to keep these: for one use
+        self._worker, self._data, self._slots, self._bias, self._bytes_left = worker, data, slots, bias, room
+        self._loop_localiser = Localiser(data.features)  # for the loop
+        self._thread_localiser = Localiser(data.features)  # for the compute thread
+        self._cached: dict[int, Local] = {}  # by content
+        self._ready: dict[int, Local] = {}  # no room to cache these: for one use
         self._order = lru_cache(maxsize=_ORDERS)(slots.contents)  # by epoch
-        self._working: Task | None = None
+        self._task: Task | None = None
         self._per_slot = max(1, data.nonzeros * slots.batch // max(1, data.rows))  # mean nonzeros
 
     def local(self, slot: tuple[int, int]) -> Local:
         content = self._content(*slot)
-        local = self._kept.get(content) or self._ready.pop(content, None)
+        local = self._cached.get(content) or self._ready.pop(content, None)
         if local is None:
-            local = self._read(self._here, content)
-            self._keep(content, local)
+            local = self._read(self._loop_localiser, content)
+            self._cache(content, local)
         return local
 
     def make_ready(self, queue: Iterable[int]) -> None:
-        """Begin with the first few of these that are not here yet."""
-        if self._working is not None or self._per_slot < _LARGE or len(self._kept) == self._slots.per_pass:
+        """Start to read the first few of these that are not cached."""
+        if self._task is not None or self._per_slot < _LARGE or len(self._cached) == self._slots.per_pass:
             return
         numbers = islice(queue, 1, _AHEAD)  # the very next one is asked for before we could be done
         contents = [self._content(*divmod(number, self._slots.per_pass)) for number in numbers]
-        missing = [one for one in contents if one not in self._kept and one not in self._ready]
+        missing = [one for one in contents if one not in self._cached and one not in self._ready]
         if missing:
             some = missing[: max(1, _AT_ONCE // self._per_slot)]
-            self._working = self._worker.compute(
-                lambda: [self._read(self._there, content) for content in some], limits.INLINE_ELEMENTS + 1
+            self._task = self._worker.compute(
+                lambda: [self._read(self._thread_localiser, content) for content in some], limits.INLINE_ELEMENTS + 1
             )
-            self._working.then(partial(self._are_ready, some))
+            self._task.then(partial(self._are_ready, some))
 
     def _are_ready(self, contents: list[int], task: Task) -> None:
-        self._working = None
+        self._task = None
         if task.error is None:  # an error comes again where the slot is needed
             for content, local in zip(contents, task.value, strict=True):
-                if content not in self._kept and not self._keep(content, local):
+                if content not in self._cached and not self._cache(content, local):
                     self._ready[content] = local
-                    if len(self._ready) > _AHEAD:  # nobody came for it: dealt to somebody else
+                    if len(self._ready) > _AHEAD:  # not used: dealt to another worker
                         del self._ready[next(iter(self._ready))]
 
     def _read(self, localiser: Localiser, content: int) -> Local:
         return localiser.local(self._data.slice(*self._slots.span(content)), self._bias)
 
-    def _keep(self, content: int, local: Local) -> bool:
-        if local.nbytes > self._room:
+    def _cache(self, content: int, local: Local) -> bool:
+        if local.nbytes > self._bytes_left:
             return False
-        self._room -= local.nbytes
-        self._kept[content] = local
+        self._bytes_left -= local.nbytes
+        self._cached[content] = local
         return True
 
     def _content(self, of_pass: int, number: int) -> int:

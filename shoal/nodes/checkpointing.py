@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from shoal.nodes.coordinator import Coordinator
     from shoal.nodes.scheduler import Scheduler
 
-_QUIET = 5  # tries in a row without a fault before a warning
+_QUIET_RETRIES = 5  # tries in a row without a fault before a warning
 _REMEMBERED = 16  # steps whose checkpoint or loss is remembered until the other is there
 _NO_FOLDER = (
-    "nothing is saved, for there is no folder to save it in: give one (shoal.local(folder=...), shoal launch coordinator "
+    "nothing is saved, since there is no checkpoint folder: give one (shoal.local(folder=...), shoal launch coordinator "
     "--out FOLDER), or in a run out=FOLDER and a checkpoint.every that is not inf"
 )
 
@@ -49,17 +49,17 @@ Owners = dict[tuple[int, int], tuple[str, int]]  # table, segment -> primary, it
 @dataclass(slots=True)
 class _CheckpointAttempt:
     began: int
-    token: int  # of what the disk is doing for it, if it is
-    wanted: bool  # somebody asked for it
+    token: int  # of its disk operation; 0: none runs
+    requested: bool  # by a user, not by the interval
     number: int = 0
     view: m.View | None = None  # by which servers were asked; None: not yet
     owners: Owners = field(default_factory=dict)
     steps: int = 0
     clock: int = m.NO_CLOCK
     state: Any = None  # of the run
-    asked: int = 0
-    heard: int = 0  # when something was last written
-    checked: int = 0  # the newest view in which the owners were still the same
+    asked_at: int = 0
+    last_written: int = 0  # when something was last written
+    checked_view: int = 0  # the newest view in which the owners were still the same
     written: dict[tuple[int, int], m.Written] = field(default_factory=dict)
     finishing: bool = False
     bytes: int = 0
@@ -81,26 +81,26 @@ class CheckpointWriter:
         self.has_folder, self.root = root is not None, root or Path()
         self.group = ""  # of workers, whose they are; empty: the cluster's
         self.timing = DEFAULT  # until the view says otherwise
-        self.saved = 0  # the number of the last one that is on disk, of this life
+        self.saved = 0  # the number of the last one that this process saved
         self.failures = 0  # in a row
         self.trouble = ""  # why the last one was not saved; empty: it was
-        self._try: _CheckpointAttempt | None = None
-        self._wanted = False  # one that begins from now on
-        self._due: int | None = None
+        self._attempt: _CheckpointAttempt | None = None
+        self._requested = False  # a new one is to begin
+        self._next_at: int | None = None
         self._not_before = 0
-        self._quiet = 0
+        self._retries = 0
         self._token = 0
         self._number = 0  # the highest there was: servers remember what they wrote under it
         self._seconds = 0.0
-        self._last = (-1, -1)  # generation and steps of the last one
+        self._last_saved = (-1, -1)  # generation and steps of the last one
         self._numbers: dict[int, int] = {}  # by steps
         self._losses: dict[int, float] = {}
-        self._waiting: list[tuple[str, int]] = []  # who is answered when the next one is saved
+        self._waiting: list[tuple[str, int]] = []  # requests to answer when the next one is saved
 
     @property
-    def is_under_way(self) -> bool:
-        """One is being written, or was given up through nobody's fault, and is tried again."""
-        return self._try is not None or self._quiet > 0
+    def in_progress(self) -> bool:
+        """One is being written, or was interrupted by a change of members and is retried."""
+        return self._attempt is not None or self._retries > 0
 
     @property
     def newest(self) -> str:
@@ -116,16 +116,16 @@ class CheckpointWriter:
         return []
 
     def _answer(self) -> list[Effect]:
-        if self._wanted or self._try is not None:
+        if self._requested or self._attempt is not None:
             return []
         waiting, self._waiting = self._waiting, []
         if not self.trouble:
             return [Send(name, m.Done(request)) for name, request in waiting]
-        why = f"no checkpoint was saved: {self.trouble}; mend that, and save again"
+        why = f"no checkpoint was saved: {self.trouble}; fix that, and save again"
         return [Send(name, m.Refusal(request, "disk", why)) for name, request in waiting]
 
     def soon(self) -> None:
-        self._wanted, self._not_before = True, 0
+        self._requested, self._not_before = True, 0
 
     def evaluated(self, effects: Sequence[Effect]) -> list[Effect]:
         """Among these effects a model may have been judged: its checkpoint may be the best."""
@@ -145,107 +145,107 @@ class CheckpointWriter:
 
     def _advance(self, now: int, number: int, view: Callable[[], m.View], run: Scheduler | BareStore) -> list[Effect]:
         self._seconds = run.seconds
-        if self._due is None and self.every is not None:
-            self._due = now + self.every
-        one = self._try
-        if one is None:
-            due = self._wanted or (self._due is not None and now >= self._due)
+        if self._next_at is None and self.every is not None:
+            self._next_at = now + self.every
+        attempt = self._attempt
+        if attempt is None:
+            due = self._requested or (self._next_at is not None and now >= self._next_at)
             return self._begin(now, view(), run) if due and now >= self._not_before else []
-        if one.token:
-            return self._stalls(now, one)
-        if one.view is None:
-            return self._ask_all(now, one, view(), run)
-        if one.checked != number:
+        if attempt.token:
+            return self._warn_stalled(now, attempt)
+        if attempt.view is None:
+            return self._ask_all(now, attempt, view(), run)
+        if attempt.checked_view != number:
             newest = view()
-            if newest.generation != one.view.generation or _owners(newest) != one.owners:
-                return self._again(now, one, "servers came or went")
-            one.checked = number
-        missing = [key for key in one.owners if key not in one.written]
+            if newest.generation != attempt.view.generation or _owners(newest) != attempt.owners:
+                return self._retry(now, attempt, "servers came or went")
+            attempt.checked_view = number
+        missing = [key for key in attempt.owners if key not in attempt.written]
         if not missing:
-            return self._finish(one, run)
-        if now - one.heard > self.timing.snap_within:
-            late = ", ".join(sorted({one.owners[key][0] for key in missing}))
-            return self._fail(now, one, f"{late} wrote nothing for {self.timing.snap_within / limits.SECOND:g} s")
-        return self._ask(now, one) if now - one.asked >= self.timing.snap_again else []
+            return self._finish(attempt, run)
+        if now - attempt.last_written > self.timing.snap_within:
+            late = ", ".join(sorted({attempt.owners[key][0] for key in missing}))
+            return self._fail(now, attempt, f"{late} wrote nothing for {self.timing.snap_within / limits.SECOND:g} s")
+        return self._ask(now, attempt) if now - attempt.asked_at >= self.timing.snap_again else []
 
     def snapped(self, now: int, sender: str, snapped: m.Snapped) -> list[Effect]:
-        one = self._try
-        if one is None or one.view is None or snapped.number != one.number or one.finishing:
+        attempt = self._attempt
+        if attempt is None or attempt.view is None or snapped.number != attempt.number or attempt.finishing:
             return []
-        if (sender, snapped.incarnation) not in one.owners.values():
+        if (sender, snapped.incarnation) not in attempt.owners.values():
             return []
         if snapped.error.startswith(LATE):
-            return self._again(now, one, f"{sender} was asked {snapped.error}")
+            return self._retry(now, attempt, f"{sender} was asked {snapped.error}")
         if snapped.error:
-            return self._fail(now, one, f"{sender} {snapped.error}")
+            return self._fail(now, attempt, f"{sender} {snapped.error}")
         for written in snapped.written:
-            if one.owners.get((written.table, written.segment)) == (sender, snapped.incarnation):
-                one.written.setdefault((written.table, written.segment), written)
-                one.heard = now
+            if attempt.owners.get((written.table, written.segment)) == (sender, snapped.incarnation):
+                attempt.written.setdefault((written.table, written.segment), written)
+                attempt.last_written = now
         return []
 
     def stored(self, now: int, event: Stored) -> list[Effect]:
-        one = self._try
-        if one is None or event.token != one.token:
+        attempt = self._attempt
+        if attempt is None or event.token != attempt.token:
             return []  # a folder removed, a best one marked: nothing to do if that failed
-        one.token = 0
+        attempt.token = 0
         if event.error is not None:
             reason = getattr(event.error, "strerror", None) or str(event.error) or type(event.error).__name__
-            return self._fail(now, one, f"cannot write to {self.root}: {reason}")
-        if not one.finishing:
-            one.number = self._number = int(event.result)
+            return self._fail(now, attempt, f"cannot write to {self.root}: {reason}")
+        if not attempt.finishing:
+            attempt.number = self._number = int(event.result)
             return []
-        return self._done(now, one, event.result)
+        return self._done(now, attempt, event.result)
 
     def _begin(self, now: int, view: m.View, run: Scheduler | BareStore) -> list[Effect]:
         cut = run.cut
         if (why := _not_now(view, cut)) != "":
-            return self._again(now, None, why)
-        if not self._wanted and self._last == (view.generation, run.steps if cut == m.NO_CLOCK else cut):
-            self._due = now + self.every if self.every is not None else None  # nothing is new
+            return self._retry(now, None, why)
+        if not self._requested and self._last_saved == (view.generation, run.steps if cut == m.NO_CLOCK else cut):
+            self._next_at = now + self.every if self.every is not None else None  # nothing is new
             return []
         above = self._number
         store = self._store(lambda: checkpoint.prepare(self.disk, self.root, above, self.group))
-        self._try = _CheckpointAttempt(now, store.token, self._wanted)
-        self._wanted = False
+        self._attempt = _CheckpointAttempt(now, store.token, self._requested)
+        self._requested = False
         return [store]
 
-    def _ask_all(self, now: int, one: _CheckpointAttempt, view: m.View, run: Scheduler | BareStore) -> list[Effect]:
+    def _ask_all(self, now: int, attempt: _CheckpointAttempt, view: m.View, run: Scheduler | BareStore) -> list[Effect]:
         cut = run.cut
         why = _not_now(view, cut)
         if why or cut is None:
-            return self._again(now, one, why)
-        one.clock, one.steps = cut, run.steps if cut == m.NO_CLOCK else cut
-        one.state = run.state(cut)
-        one.view, one.owners, one.checked = view, _owners(view), view.number
-        one.heard = now
-        return self._ask(now, one)
+            return self._retry(now, attempt, why)
+        attempt.clock, attempt.steps = cut, run.steps if cut == m.NO_CLOCK else cut
+        attempt.state = run.state(cut)
+        attempt.view, attempt.owners, attempt.checked_view = view, _owners(view), view.number
+        attempt.last_written = now
+        return self._ask(now, attempt)
 
-    def _ask(self, now: int, one: _CheckpointAttempt) -> list[Effect]:
+    def _ask(self, now: int, attempt: _CheckpointAttempt) -> list[Effect]:
         """Ask each server for each table that it has not written in full; repeats are harmless."""
-        assert one.view is not None
-        one.asked = now
-        folder = str(checkpoint.folder_of(self.root, one.number))
-        clocks = {t.number: one.clock if isinstance(t.spec.apply, Step) else m.NO_CLOCK for t in one.view.tables}
-        who = dict.fromkeys((one.owners[key][0], key[0]) for key in one.owners if key not in one.written)
-        return [Send(to, m.Snap(one.number, table, one.view.number, folder, clocks[table])) for to, table in who]
+        view, number, attempt.asked_at = attempt.view, attempt.number, now
+        assert view is not None
+        folder = str(checkpoint.folder_of(self.root, number))
+        clocks = {t.number: attempt.clock if isinstance(t.spec.apply, Step) else m.NO_CLOCK for t in view.tables}
+        who = dict.fromkeys((attempt.owners[key][0], key[0]) for key in attempt.owners if key not in attempt.written)
+        return [Send(to, m.Snap(number, table, view.number, folder, clocks[table])) for to, table in who]
 
-    def _finish(self, one: _CheckpointAttempt, run: Scheduler | BareStore) -> list[Effect]:
-        assert one.view is not None
+    def _finish(self, attempt: _CheckpointAttempt, run: Scheduler | BareStore) -> list[Effect]:
+        assert attempt.view is not None
         manifest = checkpoint.Manifest(
             group=self.group,
-            number=one.number,
-            generation=one.view.generation,
+            number=attempt.number,
+            generation=attempt.view.generation,
             job=self.job,
-            steps=one.steps,
-            loss=self._losses.get(one.steps),
-            tables=[checkpoint.SavedTable(t.number, t.name, t.spec, t.starts) for t in one.view.tables],
-            segments=[one.written[key] for key in one.owners],
-            state=msgspec.Raw(msgspec.json.encode(run.completed(one.state))),
+            steps=attempt.steps,
+            loss=self._losses.get(attempt.steps),
+            tables=[checkpoint.SavedTable(t.number, t.name, t.spec, t.starts) for t in attempt.view.tables],
+            segments=[attempt.written[key] for key in attempt.owners],
+            state=msgspec.Raw(msgspec.json.encode(run.completed(attempt.state))),
         )
-        one.finishing, one.bytes = True, manifest.bytes
+        attempt.finishing, attempt.bytes = True, manifest.bytes
         store = self._store(lambda: self._save(manifest))
-        one.token = store.token
+        attempt.token = store.token
         return [store]
 
     def _save(self, manifest: checkpoint.Manifest) -> str:
@@ -259,53 +259,53 @@ class CheckpointWriter:
             return f"old checkpoints cannot be removed: {error.strerror}"
         return ""
 
-    def _done(self, now: int, one: _CheckpointAttempt, trouble: str) -> list[Effect]:
-        assert one.view is not None
-        self._try = None
-        self.saved, self.failures, self._quiet, self.trouble = one.number, 0, 0, ""
-        self._last = (one.view.generation, one.steps)
-        self._due = None if self.every is None else max(now, one.began + self.every)
-        remember(self._numbers, one.steps, one.number, _REMEMBERED)
-        took = (now - one.began) / limits.SECOND
-        saved = Saved(seconds=self._seconds, number=one.number, steps=one.steps, bytes=one.bytes, took=took)
+    def _done(self, now: int, attempt: _CheckpointAttempt, trouble: str) -> list[Effect]:
+        assert attempt.view is not None
+        self._attempt = None
+        self.saved, self.failures, self._retries, self.trouble = attempt.number, 0, 0, ""
+        self._last_saved = (attempt.view.generation, attempt.steps)
+        self._next_at = None if self.every is None else max(now, attempt.began + self.every)
+        remember(self._numbers, attempt.steps, attempt.number, _REMEMBERED)
+        took = (now - attempt.began) / limits.SECOND
+        saved = Saved(seconds=self._seconds, number=attempt.number, steps=attempt.steps, bytes=attempt.bytes, took=took)
         effects: list[Effect] = [Tell(saved)]
         if trouble:
             effects.append(Tell(Warned(seconds=self._seconds, what=trouble)))
         return effects
 
-    def _stalls(self, now: int, one: _CheckpointAttempt) -> list[Effect]:
-        if one.stalled or now - one.began <= self.timing.snap_within:
+    def _warn_stalled(self, now: int, attempt: _CheckpointAttempt) -> list[Effect]:
+        if attempt.stalled or now - attempt.began <= self.timing.snap_within:
             return []
-        one.stalled = True
+        attempt.stalled = True
         what = f"the disk of {self.root} has been writing for more than {self.timing.snap_within / limits.SECOND:g} s"
         return [Tell(Warned(seconds=self._seconds, what=f"{what}: no checkpoint is saved until it is done"))]
 
-    def _again(self, now: int, one: _CheckpointAttempt | None, why: str) -> list[Effect]:
-        """Nobody's fault: try again soon, and say so only if that goes on."""
-        wanted = self._wanted or (one is not None and one.wanted)
-        self._quiet += wanted or one is not None
-        if self._quiet >= _QUIET:
-            self._quiet = 0
-            return self._fail(now, one, f"{why}, {_QUIET} times in a row")
+    def _retry(self, now: int, attempt: _CheckpointAttempt | None, why: str) -> list[Effect]:
+        """Members or segments changed: retry soon, and warn only if that goes on."""
+        requested = self._requested or (attempt is not None and attempt.requested)
+        self._retries += requested or attempt is not None
+        if self._retries >= _QUIET_RETRIES:
+            self._retries = 0
+            return self._fail(now, attempt, f"{why}, {_QUIET_RETRIES} times in a row")
         wait = self.timing.save_retry
-        if one is None and not wanted and self.every is not None:
+        if attempt is None and not requested and self.every is not None:
             wait = min(wait, self.every)  # the first of a short interval is not a second late
-        self._not_before, self._wanted = now + wait, wanted
-        return self._give_up(one)
+        self._not_before, self._requested = now + wait, requested
+        return self._give_up(attempt)
 
-    def _fail(self, now: int, one: _CheckpointAttempt | None, why: str) -> list[Effect]:
+    def _fail(self, now: int, attempt: _CheckpointAttempt | None, why: str) -> list[Effect]:
         self.failures, self.trouble = self.failures + 1, why
         wait = min(self.timing.save_retry << min(self.failures - 1, 30), self.timing.save_retry_most)
-        self._due = self._not_before = now + wait
-        self._wanted = self._wanted and one is not None  # else it was this one that was wanted
+        self._next_at = self._not_before = now + wait
+        self._requested = self._requested and attempt is not None  # else it was this one
         what = f"no checkpoint was saved: {why}; the last one is kept, the next try is in {wait / limits.SECOND:g} s"
-        return [Tell(Warned(seconds=self._seconds, what=what)), *self._give_up(one)]
+        return [Tell(Warned(seconds=self._seconds, what=what)), *self._give_up(attempt)]
 
-    def _give_up(self, one: _CheckpointAttempt | None) -> list[Effect]:
-        self._try = None
-        if one is None or not one.number:
+    def _give_up(self, attempt: _CheckpointAttempt | None) -> list[Effect]:
+        self._attempt = None
+        if attempt is None or not attempt.number:
             return []
-        return [self._store(lambda: checkpoint.abandon(self.disk, checkpoint.folder_of(self.root, one.number)))]
+        return [self._store(lambda: checkpoint.abandon(self.disk, checkpoint.folder_of(self.root, attempt.number)))]
 
     def _store(self, function: Callable[[], object]) -> Store:
         self._token += 1
@@ -333,7 +333,7 @@ def _owners(view: m.View) -> Owners:
     }
 
 
-_LOOK = -2  # token of the look for the newest checkpoint
+_SEARCH = -2  # token of the search for the newest checkpoint
 _RETURN = 3 * limits.SECOND  # a server that was lost may be started again meanwhile
 
 
@@ -366,8 +366,8 @@ class CheckpointManager:
         self.writer = writer or CheckpointWriter()
         self._lost: tuple[int, str] | None = None  # since when, and why
         self._servers = 0  # the most there were
-        self._looking = False
-        self._alone = False  # no worker is there
+        self._searching = False
+        self._no_workers = False  # no worker is there
 
     def lost(self, now: int, why: str) -> None:
         self._lost = self._lost or (now, why)
@@ -377,28 +377,28 @@ class CheckpointManager:
         self._servers = max(self._servers, len(roster.servers()))
         if scheduler is not None:
             if roster.assignment.has_lost() and not scheduler.ended:
-                self.lost(now, "a segment of the model is held by nobody")
-                return self._look(now, of)
-            if scheduler.alone_since and not self._alone:
+                self.lost(now, "no server holds some segment of the model")
+                return self._search(now, of)
+            if scheduler.alone_since and not self._no_workers:
                 self.writer.soon()  # if no worker comes, this is all that is left
-            self._alone = bool(scheduler.alone_since)
+            self._no_workers = bool(scheduler.alone_since)
         run = scheduler or BareStore(roster.incarnations)
-        return self.writer.tick(now, of.view.number, lambda: groups.part_of(of.view, ""), run)
+        return self.writer.tick(now, of.view.number, lambda: groups.group_view(of.view, ""), run)
 
     def stored(self, now: int, event: Stored, of: Coordinator) -> list[Effect]:
-        return self._go_back(now, event, of) if event.token == _LOOK else self.writer.stored(now, event)
+        return self._roll_back(now, event, of) if event.token == _SEARCH else self.writer.stored(now, event)
 
-    def _look(self, now: int, of: Coordinator) -> list[Effect]:
+    def _search(self, now: int, of: Coordinator) -> list[Effect]:
         assert self._lost is not None
         here = len(of.roster.servers())
-        if self._looking or not here or (here < self._servers and now - self._lost[0] < _RETURN):
+        if self._searching or not here or (here < self._servers and now - self._lost[0] < _RETURN):
             return []  # one that is started again shares the work
-        self._looking, writer = True, self.writer
+        self._searching, writer = True, self.writer
         found = partial(checkpoint.newest, writer.disk, writer.root, writer.job)
-        return [Store(_LOOK, found if writer.has_folder else lambda: (None, []))]
+        return [Store(_SEARCH, found if writer.has_folder else lambda: (None, []))]
 
-    def _go_back(self, now: int, event: Stored, of: Coordinator) -> list[Effect]:
-        self._looking = False
+    def _roll_back(self, now: int, event: Stored, of: Coordinator) -> list[Effect]:
+        self._searching = False
         scheduler, roster = of.scheduler, of.roster
         if self._lost is None or scheduler is None or not roster.assignment.has_lost() or not roster.servers():
             return []

@@ -52,14 +52,14 @@ class Coordinator:
     ) -> None:
         """``timing`` is what all members go by; None: as the journal has it."""
         self.name, self.scheduler, self.checkpoints = name, scheduler, checkpoints or CheckpointManager()
-        self.roster, self.doorway = Roster(copies=copies, timing=timing or DEFAULT), PublicInfo()
+        self.roster, self.public_info = Roster(copies=copies, timing=timing or DEFAULT), PublicInfo()
         self.counts: Counter[str] = Counter()
-        self.also: Callable[[], Mapping[str, int]] = dict  # counts of the process, for the status
+        self.process_counts: Callable[[], Mapping[str, int]] = dict  # for the status
         self.check_address: Callable[[str], None] = check_address  # with keys, any address will do
         self._welcomes: dict[str, m.Hello] = {}  # members once the next record is on disk
-        self.changing = TableAdmin()
-        self.elastic = Rebalancer(moves)
-        self._again = False  # we are the next life of a coordinator whose run goes on
+        self.table_admin = TableAdmin()
+        self.rebalancer = Rebalancer(moves)
+        self._restarted = False  # this process continues the run of an earlier one
         self._replay(journal or [], timing)
         self._writing = 0  # token of the record that is on its way to the disk
         self._written = self.view  # the view that is in it
@@ -76,8 +76,8 @@ class Coordinator:
         last, lines = membership_journal.split(journal)
         if last is not None:
             membership_journal.replay(self.roster, last)
-            self.changing.replay(last.changes)
-        self.view = self.roster.view()  # the newest that is on disk, and so may be told
+            self.table_admin.replay(last.changes)
+        self.view = self.roster.view()  # the newest that is on disk: the one others may see
         if last is not None:  # another term; its first view is written before all else
             self.roster.term += 1
             self.roster.timing = timing or self.roster.timing
@@ -86,16 +86,16 @@ class Coordinator:
         if self.scheduler is not None:
             self.scheduler.timing = self.timing
         if self.scheduler is not None and lines:
-            members = (person.member for person in self.roster.people.values())
+            members = (person.member for person in self.roster.members.values())
             workers = [member.incarnation for member in members if member.role == "worker" and not member.group]
             self.scheduler.resume(lines, workers)
-            self._again = bool(self.roster.people)
+            self._restarted = bool(self.roster.members)
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         effects: list[Effect] = []
         self._wake_up(now)
-        if self._again and self.scheduler is not None:
-            self._again = False
+        if self._restarted and self.scheduler is not None:
+            self._restarted = False
             effects += self.scheduler.started_again(now, self.roster.term)
         match event:
             case Received(sender, message):
@@ -106,8 +106,8 @@ class Coordinator:
                 effects += self.scheduler.journal.durable(now, error)
             case Stored():
                 effects += self.checkpoints.stored(now, event, self)
-                for name in [name for name in self._welcomes if name not in self.roster.people]:
-                    del self._welcomes[name]  # removed by a rollback: it says hello again
+                for name in [name for name in self._welcomes if name not in self.roster.members]:
+                    del self._welcomes[name]  # removed by a rollback: it joins again
             case ProcessEnd(name, reason, token):
                 effects += self._ended(now, name, reason, token)
             case Dismiss(why):
@@ -120,38 +120,38 @@ class Coordinator:
             effects += self.scheduler.tick(now)
             self.scheduler.set_delay(self.roster)
         self.counts["refills"] += self.roster.assignment.refill(now)
-        effects += self.elastic.tick(now, self)
+        effects += self.rebalancer.tick(now, self)
         effects += self.checkpoints.tick(now, self)
         effects += self.checkpoints.writer.evaluated(effects)
         effects += self._write(now)
-        effects += self.changing.settle(self)
+        effects += self.table_admin.settle(self)
         effects.append(Wake(now + self.timing.heartbeat))
-        self.doorway.heard(effects)
+        self.public_info.record(effects)
         return effects
 
     def _wake_up(self, now: int) -> None:
         """Forgive silence of the time in which this process slept or was not there."""
         if not self._last:
-            for person in self.roster.people.values():
-                self.roster.hear(now, person)
+            for person in self.roster.members.values():
+                self.roster.mark_alive(now, person)
         elif now - self._last > self.timing.suspect:
             self.roster.forgive(now - self._last)
         self._last = now
 
     @property
-    def told(self) -> bool:
-        """Whether all there is may be told: nothing of it is still on its way to the disk."""
+    def is_durable(self) -> bool:
+        """Whether the current view is in the journal, so that others may learn of it."""
         return self.roster.number == self.view.number
 
     def _write(self, now: int) -> list[Effect]:
         """One record at a time; what changes meanwhile goes with the next."""
-        if self.told or self._writing or now < self._retry:
+        if self.is_durable or self._writing or now < self._retry:
             return []
         if self.scheduler is not None and self.scheduler.journal.is_behind(now):
-            return []  # tables of another past than its journal would take the run up from
+            return []  # else the tables would be newer than the state that its journal restores
         self._token += 1
         self._writing, self._written = self._token, self.roster.view()
-        return [Persist(self._token, membership_journal.record_of(self.roster, self.changing.done))]
+        return [Persist(self._token, membership_journal.record_of(self.roster, self.table_admin.done))]
 
     def _durable(self, now: int, error: str) -> list[Effect]:
         self._writing = 0
@@ -159,7 +159,7 @@ class Coordinator:
             return self._cannot_write(now, error)
         self.view = self._written
         views = [Send(member.name, self.view) for member in self.view.members]
-        return [*self._welcome(now), *views, *self.elastic.told(now, self)]
+        return [*self._welcome(now), *views, *self.rebalancer.announced(now, self)]
 
     def _cannot_write(self, now: int, error: str) -> list[Effect]:
         """Refuse those who wait to join and new tables; all else waits for the disk."""
@@ -171,17 +171,17 @@ class Coordinator:
             self.roster.note_lost(name, why)
             effects.append(Send(name, m.Refusal(0, "full", why)))
         self._welcomes.clear()
-        return [*effects, *self.changing.cannot_write(why, self)]
+        return [*effects, *self.table_admin.cannot_write(why, self)]
 
     def _welcome(self, now: int) -> list[Effect]:
         effects: list[Effect] = []
         here = {member.name: member.incarnation for member in self.view.members}
         for name, hello in list(self._welcomes.items()):
-            if name in here and here[name] == self.roster.people[name].member.incarnation:
+            if name in here and here[name] == self.roster.members[name].member.incarnation:
                 del self._welcomes[name]
                 if self.scheduler is not None and not hello.group:
                     effects += self.scheduler.joined(now, name, hello.role)
-                effects.append(Send(name, m.Welcome(hello.token, here[name], self.view, self.elastic.moves.rate)))
+                effects.append(Send(name, m.Welcome(hello.token, here[name], self.view, self.rebalancer.moves.rate)))
         return effects
 
     def _received(self, now: int, sender: str, message: m.Message) -> list[Effect]:
@@ -193,20 +193,20 @@ class Coordinator:
             case m.Leave():
                 return self._leave(now, sender, message)
             case m.Drain():
-                return self.elastic.drain(now, sender, message, self)
+                return self.rebalancer.drain(now, sender, message, self)
             case m.Opened(incarnation) if self._is(sender, incarnation):
-                return self.elastic.opened(now, sender, message, self)
+                return self.rebalancer.opened(now, sender, message, self)
             case m.Refresh(request):
                 return [Send(sender, self.view), Send(sender, m.Done(request))]
             case m.StatusRequest(request):
                 return [Send(sender, self._status(now, request, sender))]
             case m.Describe() | m.Feed() | m.Unfit():
-                return self.doorway.take(sender, message, self.scheduler)
+                return self.public_info.answer(sender, message, self.scheduler)
             case m.Create() | m.Drop() | m.Delay() | Allow() | Dissolve():
-                return self.changing.change(sender, message, self)
+                return self.table_admin.change(sender, message, self)
             case GroupProcessEnded() if groups.ended(self.roster, sender, message):
                 return self._remove(now, message.name, message.why, died=True)
-            case m.Refusal(0, "key", why) if sender in self.roster.people:  # by our own door
+            case m.Refusal(0, "key", why) if sender in self.roster.members:  # by our own transport
                 return self._remove(now, sender, why[:_WHY], died=True)
             case m.Want() | m.EvaluationReady():
                 return self._train(now, sender, message)
@@ -214,9 +214,9 @@ class Coordinator:
                 return self._copies(now, sender, message)
             case m.Snapped(_, incarnation) if self._is(sender, incarnation):
                 return self.checkpoints.writer.snapped(now, sender, message)
-            case m.Save(request) if sender in self.roster.people:
-                if group := self.roster.people[sender].member.group:
-                    why = f"{sender} is of group {group!r}: its own checkpoints are asked for of {dealer(group)}"
+            case m.Save(request) if sender in self.roster.members:
+                if group := self.roster.members[sender].member.group:
+                    why = f"{sender} is in group {group!r}: ask {dealer(group)} for its checkpoints"
                     return [Send(sender, m.Refusal(request, "setting", why))]
                 return self.checkpoints.writer.save(sender, request)
             case _:
@@ -226,8 +226,8 @@ class Coordinator:
     def _train(self, now: int, sender: str, ask: m.Want | m.EvaluationReady) -> list[Effect]:
         if not self._is(sender, ask.incarnation):
             return self._fence(sender, ask.incarnation)
-        person = self.roster.people[sender]
-        self.roster.hear(now, person)
+        person = self.roster.members[sender]
+        self.roster.mark_alive(now, person)
         if person.member.leaving and isinstance(ask, m.Want):
             ask = msgspec.structs.replace(ask, more=0)  # it finishes or gives back what it has
         if self.scheduler is None or person.member.group:
@@ -235,11 +235,11 @@ class Coordinator:
         return self.scheduler.take(now, person.member, ask)
 
     def _is(self, name: str, incarnation: int) -> bool:
-        person = self.roster.people.get(name)
+        person = self.roster.members.get(name)
         return person is not None and person.member.incarnation == incarnation
 
     def _fence(self, sender: str, incarnation: int) -> list[Effect]:
-        if not self.told:
+        if not self.is_durable:
             return []  # that it was removed is not on disk yet; it asks again
         if self.roster.released.get(sender) == incarnation:
             return [Send(sender, m.Release(incarnation))]
@@ -254,17 +254,17 @@ class Coordinator:
         if (reason := why_not(self.roster, hello, self.check_address)) != "":
             return [Send(sender, m.Refusal(0, "setting", reason))]
         if (known := self.roster.knows(hello.name, hello.token)) is not None:
-            self.roster.hear(now, known)
+            self.roster.mark_alive(now, known)
             if hello.name in self._welcomes:
                 return []  # a repeat: the first is still on its way to the disk
-            return [Send(sender, m.Welcome(hello.token, known.member.incarnation, self.view, self.elastic.moves.rate))]
+            rate = self.rebalancer.moves.rate
+            return [Send(sender, m.Welcome(hello.token, known.member.incarnation, self.view, rate))]
         if self.roster.is_over(hello.name, hello.token):
-            # A repeat from a former life, or one that was removed before it ever heard that it had
-            # joined.
+            # A repeat from a former life, or of a node that was removed before it was welcomed.
             self.counts["late hello"] += 1
-            return [Send(sender, m.IncarnationOver(hello.token))] if self.told else []
+            return [Send(sender, m.IncarnationOver(hello.token))] if self.is_durable else []
         effects: list[Effect] = []
-        if hello.name in self.roster.people:
+        if hello.name in self.roster.members:
             self.roster.displace(hello.name, hello.token)
             effects += self._remove(now, hello.name, "another process took its name", died=True)
         self.roster.incarnations += 1
@@ -274,9 +274,9 @@ class Coordinator:
         return effects
 
     def _remove(self, now: int, name: str, why: str, died: bool) -> list[Effect]:
-        member = self.roster.people[name].member
+        member = self.roster.members[name].member
         self.roster.remove(name, why)
-        if self._welcomes.pop(name, None) is not None:  # nobody has heard of it
+        if self._welcomes.pop(name, None) is not None:  # no other node knows of it
             return self._never_came(now, name, why)
         if self.scheduler is None or member.group:
             return []
@@ -286,7 +286,7 @@ class Coordinator:
 
     def _ended(self, now: int, name: str, reason: str, token: str) -> list[Effect]:
         """The launcher saw a process end; the token says which process of that name."""
-        person = self.roster.people.get(name)
+        person = self.roster.members.get(name)
         if person is None:  # before it had joined
             self.roster.note_lost(name, reason)
             return self._never_came(now, name, reason)
@@ -299,17 +299,17 @@ class Coordinator:
             return self._fence(sender, leave.incarnation) if leave.patiently else []
         if not leave.patiently:
             return self._remove(now, sender, LEFT, died=False)
-        self.roster.hear(now, self.roster.people[sender])
-        why, effects = self.elastic.leave(now, sender, "it asked to go", self)
+        self.roster.mark_alive(now, self.roster.members[sender])
+        why, effects = self.rebalancer.leave(now, sender, "it asked to go", self)
         return [*effects, Send(sender, m.Refusal(0, "setting", why))] if why else effects
 
     def let_go(self, now: int, name: str) -> list[Effect]:
-        """No node needs this member any more."""
+        """Remove a leaving member: no node needs it any more."""
         self.roster.release(name)
         return self._remove(now, name, f"{LEFT}: others have what it had", died=False)
 
-    def see_off(self, name: str, why: str) -> list[Effect]:
-        """It is no member any more; if its process goes on, it comes back as a new one."""
+    def expel(self, name: str, why: str) -> list[Effect]:
+        """Remove a member; if its process goes on, it joins again as a new one."""
         return self._remove(self._last, name, why, died=False)
 
     def _never_came(self, now: int, name: str, reason: str) -> list[Effect]:
@@ -320,13 +320,13 @@ class Coordinator:
     def _heartbeat(self, now: int, sender: str, beat: m.Heartbeat) -> list[Effect]:
         if not self._is(sender, beat.incarnation):
             return self._fence(sender, beat.incarnation)
-        person = self.roster.people[sender]
-        self.roster.hear(now, person)
+        person = self.roster.members[sender]
+        self.roster.mark_alive(now, person)
         person.view = max(person.view, beat.view)
-        self.roster.loads.heard(sender, beat, self.roster.tables)
+        self.roster.loads.record(sender, beat, self.roster.tables)
         effects: list[Effect] = []
         for number, reason in beat.failed.items() if person.member.role == "server" else ():
-            effects += self.changing.undo(number, reason, self)
+            effects += self.table_admin.undo(number, reason, self)
         if beat.view < self.view.number:
             return [*effects, Send(sender, self.view)]
         return [*effects, Send(sender, m.Alive(self.view.term, self.view.number))]
@@ -337,9 +337,9 @@ class Coordinator:
         if isinstance(ask, m.Shrink):
             self.counts["shrunk"] += self.roster.assignment.shrink(sender, ask.server, ask.theirs, now)
             return []
-        taken = self.roster.assignment.full(sender, ask)
+        taken = self.roster.assignment.filled(sender, ask)
         self.counts["filled"] += bool(taken)
-        return self.elastic.full(now, taken, self)
+        return self.rebalancer.full(now, taken, self)
 
     def _status(self, now: int, request: int, to: str) -> m.StatusReply:
         """``to`` a group's member: where the cluster's own checkpoints lie is not for it."""
@@ -347,20 +347,20 @@ class Coordinator:
         known = {member.incarnation for member in view.members}  # not those that are still joining
         loads = roster.loads.by_server(roster.tables)
         members: list[m.MemberStatus] = []
-        for name, one in roster.people.items():
+        for name, one in roster.members.items():
             if (member := one.member).incarnation in known:
-                silence = max(0, now - (one.heard or now))
+                silence = max(0, now - (one.last_seen or now))
                 health = (one.view, silence, one.suspected, member.leaving)
                 facts = (member.role, member.incarnation, *health, member.group, loads.get(name, 0.0), member.address)
                 members.append(m.MemberStatus(name, *facts))
         shown = (view.term, view.number, view.generation, roster.copies, members, dict(roster.lost))
         course = None if scheduler is None else scheduler.progress()
         newest = "" if namespace(to) else self.checkpoints.writer.newest
-        counts, moves = {**self.counts, **self.also()}, self.elastic.standing(now, self)
+        counts, moves = {**self.counts, **self.process_counts()}, self.rebalancer.moves_in_progress(now, self)
         return m.StatusReply(request, *shown, course, newest, counts, moves, roster.timing)
 
 
-_CALLED = ("server", "scheduler")  # by others, so they must say where they are reached
+_CALLED = ("server", "scheduler")  # others connect to these, so their address is needed
 
 
 def why_not(roster: Roster, hello: m.Hello, check_address: Callable[[str], None]) -> str:
@@ -374,17 +374,17 @@ def why_not(roster: Roster, hello: m.Hello, check_address: Callable[[str], None]
             check_address(hello.address)
         except Invalid as error:
             return str(error)
-    # A view that no message could tell would keep everybody from hearing of anything.
-    if hello.name in roster.people or len(coding.encode(roster.view())) <= limits.VIEW_BYTES:
+    # A view that does not fit in a message would stop all updates to all members.
+    if hello.name in roster.members or len(coding.encode(roster.view())) <= limits.VIEW_BYTES:
         return ""
-    return "the cluster is full: its members, tables and groups are as many as one message can tell"
+    return "the cluster is full: its members, tables and groups fill a whole message"
 
 
-Asked = m.Describe | m.Feed | m.Unfit
+PublicRequest = m.Describe | m.Feed | m.Unfit
 
 
 class PublicInfo:
-    """Answers those who are no members: what the run is about, and its recent events.
+    """Answers nodes that are not members: what the run is about, and its recent events.
 
     A node that cannot take part may say why: a warning, a bounded number of times.
     """
@@ -395,8 +395,8 @@ class PublicInfo:
         self._number = 0  # of the last event
         self._unfit = 0
 
-    def take(self, sender: str, asked: Asked, scheduler: Scheduler | None) -> list[Effect]:
-        match asked:
+    def answer(self, sender: str, message: PublicRequest, scheduler: Scheduler | None) -> list[Effect]:
+        match message:
             case m.Describe(request):
                 ended = scheduler is not None and scheduler.ended
                 return [Send(sender, msgspec.structs.replace(self.about, request=request, ended=ended))]
@@ -408,7 +408,7 @@ class PublicInfo:
                     return []
                 return scheduler.warn(f"{name[: limits.NAME_CHARS]} cannot take part: {why[: limits.UNFIT_CHARS]}")
 
-    def heard(self, effects: Iterable[Effect]) -> None:
+    def record(self, effects: Iterable[Effect]) -> None:
         """Remember events for a feed, but not those that come all the time."""
         for effect in effects:
             if isinstance(effect, Tell) and not isinstance(effect.event, Progress | Shared | Spans):

@@ -29,14 +29,14 @@ class DrainableNode:
         self.node, self.member, self.name = node, member, node.name
         self.end: End = ""
         self.why = ""
-        self.asks = False  # it wants to leave
-        self.stays = ""  # why it may not, yet
+        self.wants_to_leave = False  # it has asked to leave
+        self.refusal = ""  # why it may not, yet
         self.on_end: Callable[[], None] = lambda: None  # called once, wherever the loop is turned
-        self._patience, self._heard, self._said, self._last = patience, 0, 0, 0
+        self._patience, self._last_seen, self._requested_at, self._last = patience, 0, 0, 0
 
     def leave(self) -> None:
         """Ask to leave once others have its segments. From any thread; poke the loop after it."""
-        self.asks = True
+        self.wants_to_leave = True
 
     @property
     def patience(self) -> int | None:
@@ -44,57 +44,57 @@ class DrainableNode:
 
     @property
     def leaving(self) -> bool:
-        """It is known to be about to go, by its own wish or somebody else's."""
-        return self.asks or any(one.leaving for one in self.member.view.members if one.name == self.name)
+        """It is about to leave, by its own request or by another's."""
+        return self.wants_to_leave or any(one.leaving for one in self.member.view.members if one.name == self.name)
 
     @property
-    def left(self) -> int:
-        """Parts that it holds, or that are being copied from it to others."""
+    def segments_left(self) -> int:
+        """Segments that it still holds."""
         places = (place for table in self.member.view.tables for place in table.places)
         return sum(self.name in place.servers for place in places)
 
     @property
     def silence(self) -> int:
-        """Nanoseconds since the coordinator was heard, when there was last anything to do."""
-        return self._last - self._heard
+        """Nanoseconds without a message from the coordinator, as of the last event."""
+        return self._last - self._last_seen
 
     @property
-    def waits(self) -> int | None:
-        """Nanoseconds until it takes itself for deserted; None: never."""
+    def patience_left(self) -> int | None:
+        """Nanoseconds until it ends as deserted; None: never."""
         return None if (patience := self.patience) is None else max(0, patience - self.silence)
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         if self.end:
             return []
         if now - self._last > self.member.timing.suspect:  # this process slept, or begins
-            self._heard += now - self._last
+            self._last_seen += now - self._last
         self._last = now
         if isinstance(event, Received) and event.sender == self.member.coordinator:
-            self._heard = now
+            self._last_seen = now
             self._listen(event.message)
-        elif (patience := self.patience) is not None and now - self._heard > patience:
-            self._ends("deserted", f"the coordinator has said nothing for {patience / limits.SECOND:g} s")
+        elif (patience := self.patience) is not None and now - self._last_seen > patience:
+            self._finish("deserted", f"the coordinator has said nothing for {patience / limits.SECOND:g} s")
         if self.end:
             return []
         effects = self.node.handle(now, event)
-        if self.asks and self.member.joined and now - self._said >= self.member.timing.heartbeat:
-            self._said = now
+        if self.wants_to_leave and self.member.joined and now - self._requested_at >= self.member.timing.heartbeat:
+            self._requested_at = now
             effects.append(Send(self.member.coordinator, m.Leave(self.member.incarnation, patiently=True)))
         return effects
 
     def _listen(self, message: m.Message) -> None:
         match message:
             case m.Release(incarnation) if incarnation == self.member.incarnation:
-                self._ends("released", "others have what it had")
+                self._finish("released", "others have what it had")
             case m.Fence(_, incarnation) if incarnation == self.member.incarnation and self.leaving:
-                self._ends("released", "it was let go")
+                self._finish("released", "it was let go")
             case m.Dismissed(why):
-                self._ends("dismissed", why)
-            case m.Refusal(0, _, why) if self.member.joined and self.asks:
-                self.stays = why
+                self._finish("dismissed", why)
+            case m.Refusal(0, _, why) if self.member.joined and self.wants_to_leave:
+                self.refusal = why
             case m.Refusal(0, kind, why) if not self.member.joined and kind != "full":
-                self._ends("refused", why)
+                self._finish("refused", why)
 
-    def _ends(self, end: End, why: str) -> None:
+    def _finish(self, end: End, why: str) -> None:
         self.end, self.why = end, why
         self.on_end()

@@ -25,7 +25,7 @@ from shoal.keys import KeyRange, KeyValues, Values
 from shoal.models.learner import Learner
 from shoal.nodes.strategy import TABLE
 from shoal.nodes.time_accounting import COMMUNICATE, EVALUATE, IDLE, TimeAccounting
-from shoal.nodes.worker import Worker, goes_back
+from shoal.nodes.worker import Worker, is_rolling_back
 from shoal.store.client.task import Task
 from shoal.wire import messages as m
 
@@ -64,11 +64,11 @@ class Evaluator:
         worker.client.dispatcher.patient = True  # as a trainer is
         self.last: Judgement | None = None
         self.best = best
-        self._keep_it = keep
+        self._save_best = keep
         self._read: tuple[EvaluationOrder, tuple[Values, int]] | None = None  # what was read last
-        self._found: tuple[EvaluationOrder, Judgement] | None = None
+        self._judged: tuple[EvaluationOrder, Judgement] | None = None
         self._rows = learner.keys
-        self._spent = TimeAccounting(worker.clock, limits.SPANS)
+        self._times = TimeAccounting(worker.clock, limits.SPANS)
         self._closed = False  # what is judged from now on comes too late
 
     def start(self) -> Task:
@@ -81,8 +81,8 @@ class Evaluator:
         weights = _spread(pulled, self._rows) if isinstance(pulled, KeyValues) else pulled
         number = 0 if self.last is None else self.last.number + 1
         judged = Judgement(number, weights, *_judge(self.learner, self.test, weights))
-        if self._take(judged) and self._keep_it is not None:
-            self._keep_it(judged)
+        if self._take(judged) and self._save_best is not None:
+            self._save_best(judged)
         return judged
 
     def _take(self, judged: Judgement) -> bool:
@@ -107,52 +107,52 @@ class Evaluator:
                 await client.refresh()
             await self.worker.sleep(_ASK)
         while True:
-            self._spent.did(IDLE)
+            self._times.record(IDLE)
             ask = await self._ready()
             if ask.over:
                 return
             if ask.number < 0:
                 await self.worker.sleep(_ASK)
                 continue
-            asked = EvaluationOrder(client.session.view.generation, ask.number, ask.clock)
+            order = EvaluationOrder(client.session.view.generation, ask.number, ask.clock)
             try:
-                judged = await self._answer(asked)
+                judged = await self._answer(order)
             except Unanswered:
                 continue  # by then there may be another server to read from
             except Fenced:
                 raise
             except ShoalError as error:
-                if await goes_back(self.worker, asked.generation):
+                if await is_rolling_back(self.worker, order.generation):
                     await self.worker.sleep(_ASK)
                     continue
                 await self._ready(error=str(error))
                 raise
-            if client.session.view.generation == asked.generation:
+            if client.session.view.generation == order.generation:
                 found, step = judged.number, m.NO_CLOCK if self._read is None else self._read[1][1]
                 await self._ready(holds=found, found=found, loss=judged.loss, metrics=judged.metrics, clock=step)
 
-    async def _answer(self, asked: EvaluationOrder) -> Judgement:
-        if self._found is not None and self._found[0] == asked:
-            return self._found[1]
-        if self._read is None or self._read[0] != asked:
-            self._spent.did(IDLE)
-            self._read = (asked, await self._weights(asked.clock))
-            self._spent.did(COMMUNICATE)
+    async def _answer(self, order: EvaluationOrder) -> Judgement:
+        if self._judged is not None and self._judged[0] == order:
+            return self._judged[1]
+        if self._read is None or self._read[0] != order:
+            self._times.record(IDLE)
+            self._read = (order, await self._weights(order.clock))
+            self._times.record(COMMUNICATE)
         weights, step = self._read[1]
-        await self._ready(holds=asked.number, clock=step)
-        self._spent.did(COMMUNICATE)
+        await self._ready(holds=order.number, clock=step)
+        self._times.record(COMMUNICATE)
         loss, metrics = await self._off_the_loop(lambda: _judge(self.learner, self.test, weights))
-        self._spent.did(EVALUATE)
-        judged = Judgement(asked.number, weights, loss, metrics)
-        self._found = (asked, judged)
-        if not self._closed and self._take(judged) and self._keep_it is not None:
-            await self._off_the_loop(partial(self._keep_it, judged))
+        self._times.record(EVALUATE)
+        judged = Judgement(order.number, weights, loss, metrics)
+        self._judged = (order, judged)
+        if not self._closed and self._take(judged) and self._save_best is not None:
+            await self._off_the_loop(partial(self._save_best, judged))
         return judged
 
     async def _ready(self, **said: Any) -> m.EvaluateNow:
         """Tell the coordinator the fields of ``EvaluationReady``, and ask what to judge."""
         client = self.worker.client
-        spans = [one for one in self._spent.told()[1] if one[0] != IDLE]
+        spans = [one for one in self._times.take()[1] if one[0] != IDLE]
 
         def ready(request: int) -> m.Message:
             return m.EvaluationReady(request, client.session.incarnation, spans=spans, **said)

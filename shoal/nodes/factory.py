@@ -61,7 +61,7 @@ def make_scheduler(
     found = Scheduler(workload, stopping, started, every, reason, auto, second)
     found.elsewhere = elsewhere
     if job.emulate.arrive:
-        found.awaited = 1  # enough for the first slot, however many are to join
+        found.expected = 1  # enough for the first slot, however many are to join
     return found
 
 
@@ -111,7 +111,7 @@ def make_trainer(
 
     strategy, slots = servers_strategy(job), job.slots(data.rows)
     learner = learner_of(job.model, data, job.seed, number)
-    worker.client.session.key_cache.most *= job.handles
+    worker.client.session.key_cache.max_keys *= job.handles
     batches: BatchSource | None = strategy.batches(job, learner, slots)
     if batches is None:
         assert isinstance(slots, Slots)

@@ -25,7 +25,7 @@ class JournalFile:
         self.records: list[bytes] = []
         self.damaged: int | None = None  # the byte from which on it could not be read, and was cut
         self._file: int | None = None
-        self._whole: int | None = None  # bytes beyond this were refused, and are to be cut off
+        self._valid_bytes: int | None = None  # bytes beyond this are to be cut off
         if path is not None:
             self._open(path)
 
@@ -33,21 +33,21 @@ class JournalFile:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            whole = path.read_bytes()
-            if _MAGIC.startswith(whole):  # new, or torn when it was new
+            data = path.read_bytes()
+            if _MAGIC.startswith(data):  # new, or torn when it was new
                 os.ftruncate(self._file, 0)
                 if os.write(self._file, _MAGIC) != len(_MAGIC):
                     raise OSError(28, "no space left on device")
-                whole = _MAGIC
+                data = _MAGIC
         except OSError as error:
             raise Invalid(f"cannot open the journal {path}: {error.strerror}: choose another folder") from None
-        if not whole.startswith(_MAGIC):
+        if not data.startswith(_MAGIC):
             raise Invalid(f"{path} is no journal of shoal: move it away, or choose another folder")
         at = len(_MAGIC)
-        while (record := _record_at(whole, at)) is not None:
+        while (record := _record_at(data, at)) is not None:
             self.records.append(record)
             at += _HEAD + len(record)
-        if at < len(whole):
+        if at < len(data):
             self.damaged = at
             os.ftruncate(self._file, at)
             os.fsync(self._file)
@@ -59,7 +59,7 @@ class JournalFile:
             return ""
         try:
             self._cut()
-            self._whole = os.fstat(self._file).st_size
+            self._valid_bytes = os.fstat(self._file).st_size
             if os.write(self._file, _framed(record)) != _HEAD + len(record):
                 raise OSError(28, "no space left on device")
             os.fsync(self._file)
@@ -67,38 +67,38 @@ class JournalFile:
             with contextlib.suppress(OSError):  # else it is cut before the next record
                 self._cut()
             return error.strerror or str(error)
-        self._whole = None
+        self._valid_bytes = None
         return ""
 
     def _cut(self) -> None:
         """Nothing of a record that was refused may stand before the next one."""
-        if self._whole is not None and self._file is not None:
-            os.ftruncate(self._file, self._whole)
-            self._whole = None
+        if self._valid_bytes is not None and self._file is not None:
+            os.ftruncate(self._file, self._valid_bytes)
+            self._valid_bytes = None
 
     def rewrite(self, records: Sequence[bytes]) -> None:
         """Replace all records; the old ones stay until the new ones are on disk, if they fit."""
         if self.path is None or records == self.records:
             return
-        beside = self.path.with_name(f"{self.path.name}.new")
+        temporary = self.path.with_name(f"{self.path.name}.new")
         try:
-            new = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            new = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError:
             return
         try:
-            whole = _MAGIC + b"".join(map(_framed, records))
-            if os.write(new, whole) != len(whole):
+            data = _MAGIC + b"".join(map(_framed, records))
+            if os.write(new, data) != len(data):
                 raise OSError(28, "no space left on device")
             os.fsync(new)
-            os.replace(beside, self.path)
+            os.replace(temporary, self.path)
             Disk().sync_folder(self.path.parent)
         except OSError:
             os.close(new)
             with contextlib.suppress(OSError):
-                os.unlink(beside)
+                os.unlink(temporary)
             return
         self.close()
-        self._file, self._whole, self.records = new, None, list(records)
+        self._file, self._valid_bytes, self.records = new, None, list(records)
 
     def close(self) -> None:
         if self._file is not None:
@@ -110,13 +110,13 @@ def _framed(record: bytes) -> bytes:
     return len(record).to_bytes(4, "little") + zlib.crc32(record).to_bytes(4, "little") + record
 
 
-def _record_at(whole: bytes, at: int) -> bytes | None:
-    if at + _HEAD > len(whole):
+def _record_at(data: bytes, at: int) -> bytes | None:
+    if at + _HEAD > len(data):
         return None
-    size = int.from_bytes(whole[at : at + 4], "little")
+    size = int.from_bytes(data[at : at + 4], "little")
     if size == 0:  # zeros after a power cut: eight of them would pass for an empty record
         return None
-    record = whole[at + _HEAD : at + _HEAD + size]
-    if len(record) != size or zlib.crc32(record) != int.from_bytes(whole[at + 4 : at + _HEAD], "little"):
+    record = data[at + _HEAD : at + _HEAD + size]
+    if len(record) != size or zlib.crc32(record) != int.from_bytes(data[at + 4 : at + _HEAD], "little"):
         return None
     return record

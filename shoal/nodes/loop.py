@@ -34,7 +34,7 @@ class Loop:
         self.node, self.transport = node, transport
         self.stopped = threading.Event()
         self.waiting = False  # for something to happen, so that nothing is half done
-        self._turning = threading.Lock()  # its holder may touch the node
+        self._node_lock = threading.Lock()  # its holder may touch the node
         self._broken: BaseException | None = None
         self._journal = journal if journal is not None else JournalFile()
         self._wake_at = self._now = 0
@@ -56,7 +56,7 @@ class Loop:
         self.waiting = True
         events = self.transport.receive(wait if most is None else min(wait, most))
         self.waiting = False
-        with self._turning:
+        with self._node_lock:
             if self._broken is not None:
                 raise self._broken
             while self._events:
@@ -69,7 +69,7 @@ class Loop:
 
     def take(self, events: Sequence[Event]) -> bool:
         """Handle these now, in the caller's thread; False if another thread is in the node."""
-        if not self._turning.acquire(blocking=False):
+        if not self._node_lock.acquire(blocking=False):
             return False
         try:
             for event in events:
@@ -79,7 +79,7 @@ class Loop:
             self._broken = error
             self.transport.wake()
         finally:
-            self._turning.release()
+            self._node_lock.release()
         return True
 
     def poke(self) -> None:

@@ -1,7 +1,7 @@
 """The coordinator's journal records of members and tables, and how they are replayed.
 
-Every change is written whole, one record each: the last one is all that is needed. Records of the
-dealing lie between them, and are its own matter.
+Every change is written whole, one record each: the last one is all that is needed. The
+scheduler's records lie between them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from shoal.cluster.roster import MemberRecord, Roster
-from shoal.nodes.scheduler_journal import JournalSnapshot, Line, folded
+from shoal.nodes.scheduler_journal import JournalSnapshot, Line, replayed
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.messages.groups import GroupLimits
@@ -43,7 +43,7 @@ _SAME = ("term", "number", "generation", "incarnations", "tables_made", "retired
 
 def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> bytes:
     record = MembershipRecord(
-        people=[(person.member, person.token) for person in roster.people.values()],
+        people=[(person.member, person.token) for person in roster.members.values()],
         tables=list(roster.tables.values()),
         changes=list(changes),
         groups=list(roster.groups.values()),
@@ -55,7 +55,7 @@ def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> b
 def replay(roster: Roster, record: MembershipRecord) -> None:
     for name in _SAME:
         setattr(roster, name, getattr(record, name))
-    roster.people = {member.name: MemberRecord(member, token, 0) for member, token in record.people}
+    roster.members = {member.name: MemberRecord(member, token, 0) for member, token in record.people}
     roster.tables = {placed.name: placed for placed in record.tables}
     roster.groups = {group.name: group for group in record.groups}
 
@@ -74,15 +74,15 @@ def split(records: Iterable[bytes]) -> tuple[MembershipRecord | None, list[Line]
 
 
 def needed(records: Iterable[bytes]) -> list[bytes]:
-    """The same journal, without what nobody needs any more."""
+    """The same journal, without records that are superseded."""
     last, lines = split(records)
     if len(lines) > 1:
-        lines = [JournalSnapshot(folded(lines))]
+        lines = [JournalSnapshot(replayed(lines))]
     return [msgspec.msgpack.encode(one) for one in (last, *lines) if one is not None]
 
 
 def afresh(records: Iterable[bytes]) -> list[bytes]:
-    """What a new cluster takes over from one that has ended: the counters and the timing."""
+    """The records that a new cluster takes over from an ended one: counters and timing."""
     old, _ = split(records)
     if old is None:
         return []

@@ -50,7 +50,7 @@ class OpeningMove:
     gain: str
     began: int
     view: int
-    told: int = 0  # when that view was
+    announced_at: int = 0  # when that view was sent to all
 
 
 class Rebalancer:
@@ -58,28 +58,28 @@ class Rebalancer:
 
     def __init__(self, moves: MoveSettings | None = None) -> None:
         self.moves = moves or MoveSettings()
-        self._begun: dict[_Key, tuple[int, str, str]] = {}  # when, why, and what it gains
+        self._started: dict[_Key, tuple[int, str, str]] = {}  # when, why, and what it gains
         self._openings: list[OpeningMove] = []
-        self._planned: tuple[int, ...] = ()  # what the last plan followed from
-        self._waits = False  # some of it could not be begun yet
-        self._again = 0  # when to look again, whatever happened
-        self._asked: dict[tuple[str, int], int] = {}  # who asked for a drain -> the view with it
-        self._going: dict[str, int] = {}  # incarnations that are let go by the next view
-        self._shared: tuple[dict[str, int], dict[str, int]] = {}, {}  # as last reported
+        self._planned_state: tuple[int, ...] = ()  # the state that the last plan was made for
+        self._deferred = False  # some of it could not be begun yet
+        self._next_plan = 0  # when to plan again even if nothing changed
+        self._drain_requests: dict[tuple[str, int], int] = {}  # sender, request -> its view
+        self._releasing: dict[str, int] = {}  # incarnations to release with the next view
+        self._last_counts: tuple[dict[str, int], dict[str, int]] = {}, {}  # as last reported
 
     def leave(self, now: int, name: str, why: str, of: Coordinator) -> tuple[str, list[Effect]]:
-        """A node is to go. Why it cannot; empty if it can, or is on its way already."""
-        person = of.roster.people.get(name)
+        """Start a node's departure. Returns why it cannot leave; empty if it can, or is leaving."""
+        person = of.roster.members.get(name)
         if name in of.roster.released or (person is not None and person.member.leaving):
             return "", []
         if person is None:
-            return f"there is no {name[:64]!r} here (members: {', '.join(of.roster.people)})", []
+            return f"no member is named {name[:64]!r} (members: {', '.join(of.roster.members)})", []
         role = person.member.role
         if role not in ("server", "worker"):
-            return f"{name} is {'an' if role[:1] in 'aeiou' else 'a'} {role}: only servers and workers are let go", []
-        others = [one for one in of.roster.servers() if one != name and not of.roster.people[one].member.leaving]
+            return f"{name} is {'an' if role[:1] in 'aeiou' else 'a'} {role}: only servers and workers can leave", []
+        others = [one for one in of.roster.servers() if one != name and not of.roster.members[one].member.leaving]
         if role == "server" and of.roster.tables and not others:
-            return f"{name} is the last server that stays, and there are tables: start another one, then let it go", []
+            return f"{name} is the last server that stays, and there are tables: start another one, then drain it", []
         of.roster.leave(name)
         of.counts["asked to leave"] += 1
         if of.scheduler is None:
@@ -92,20 +92,20 @@ class Rebalancer:
         return "", effects
 
     def drain(self, now: int, sender: str, drain: m.Drain, of: Coordinator) -> list[Effect]:
-        """Somebody wants a node to go: told so when that is on disk, or why it cannot be."""
+        """A request that a node leaves: answered when that is on disk, or refused with a reason."""
         if why := may_send_away(of.roster, sender, drain.name):
             return [Send(sender, m.Refusal(drain.request, "setting", why))]
         why, effects = self.leave(now, drain.name, f"{sender} asked for it", of)
         if why:
             return [*effects, Send(sender, m.Refusal(drain.request, "setting", why))]
-        if len(self._asked) < limits.MEMBERS:  # otherwise it is asked again
-            self._asked.setdefault((sender, drain.request), of.roster.number)
+        if len(self._drain_requests) < limits.MEMBERS:  # otherwise it is asked again
+            self._drain_requests.setdefault((sender, drain.request), of.roster.number)
         return [*effects, *self._answer(of.view.number)]
 
     def _answer(self, view: int) -> list[Effect]:
-        done = [one for one, since in self._asked.items() if since <= view]
+        done = [one for one, since in self._drain_requests.items() if since <= view]
         for one in done:
-            del self._asked[one]
+            del self._drain_requests[one]
         return [Send(sender, m.Done(request)) for sender, request in done]
 
     def full(self, now: int, taken: Sequence[NewReplica], of: Coordinator) -> list[Effect]:
@@ -115,37 +115,38 @@ class Rebalancer:
         for one in taken:
             groups.setdefault((one.source, one.target, one.opens), []).append(one)
         for (source, target, opens), those in groups.items():
-            begun = [self._begun.pop((one.table.number, one.segment), (now, "", "")) for one in those]
+            begun = [self._started.pop((one.table.number, one.segment), (now, "", "")) for one in those]
             if not source:
                 continue  # one more copy
             otherwise = "leaving" if self._is_leaving(source, of) else "count"
             why, gain = next(((why, gain) for _, why, gain in begun if why), (otherwise, ""))
             of.counts["segments handed"] += len(those)
             table, segments = those[0].table, [one.segment for one in those]
-            life, began = of.roster.people[target].member.incarnation, min(when for when, _, _ in begun)
+            life, began = of.roster.members[target].member.incarnation, min(when for when, _, _ in begun)
             moved = (table.name, table.number, segments, source, target, life)
             opening = OpeningMove(*moved, why, gain, began, of.roster.number)
             if opens:
                 self._openings.append(opening)
             else:
-                effects += self._tell(now, opening, of)
+                effects += self._report(now, opening, of)
         return effects
 
-    def told(self, now: int, of: Coordinator) -> list[Effect]:
+    def announced(self, now: int, of: Coordinator) -> list[Effect]:
         """The view is on disk, and sent to all members."""
         view = of.view
         for one in self._openings:
-            if not one.told and one.view <= view.number:
-                one.told = now
+            if not one.announced_at and one.view <= view.number:
+                one.announced_at = now
         members = {member.name for member in view.members}
-        gone = [(name, one) for name, one in self._going.items() if name not in members]
+        gone = [(name, one) for name, one in self._releasing.items() if name not in members]
         for name, _ in gone:
-            del self._going[name]
+            del self._releasing[name]
         effects: list[Effect] = [*self._answer(view.number), *(Send(name, m.Release(one)) for name, one in gone)]
-        if of.scheduler is None or of.scheduler.ended or not view.tables or (found := held(view)) == self._shared:
+        run, found = of.scheduler, segment_counts(view)
+        if run is None or run.ended or not view.tables or found == self._last_counts:
             return effects
-        self._shared = found
-        return [*effects, Tell(Shared(seconds=of.scheduler.seconds, serves=found[0], copies=found[1]))]
+        self._last_counts = found
+        return [*effects, Tell(Shared(seconds=run.seconds, serves=found[0], copies=found[1]))]
 
     def opened(self, now: int, sender: str, opened: m.Opened, of: Coordinator) -> list[Effect]:
         """A new primary serves these."""
@@ -155,14 +156,14 @@ class Rebalancer:
                 continue
             if all(segment in opened.segments for segment in one.segments):
                 self._openings.remove(one)
-                effects += self._tell(now, one, of)
+                effects += self._report(now, one, of)
         return effects
 
-    def _tell(self, now: int, one: OpeningMove, of: Coordinator) -> list[Effect]:
+    def _report(self, now: int, one: OpeningMove, of: Coordinator) -> list[Effect]:
         of.counts["hand-overs"] += 1
         if of.scheduler is None:
             return []
-        # On the way: what it was begun for is not why it lasted so long.
+        # If the source was lost on the way, that is why it took so long.
         lost = not of.roster.lost.get(one.source, LEFT).startswith(LEFT)
         handed = Handed(
             seconds=of.scheduler.seconds,
@@ -173,50 +174,50 @@ class Rebalancer:
             why="lost" if lost else one.why,
             gain="" if lost else one.gain,
             took=(now - one.began) / limits.SECOND,
-            stall=(now - one.told) / limits.SECOND if one.told else 0.0,
+            stall=(now - one.announced_at) / limits.SECOND if one.announced_at else 0.0,
         )
         return [Tell(handed)]
 
     def tick(self, now: int, of: Coordinator) -> list[Effect]:
         """Call it after every event."""
-        self._forget(now, of)
+        self._drop_stale(now, of)
         effects = self._release(now, of)
-        if (self._state(of) == self._planned and now < self._again) or not of.roster.tables:
+        if (self._state(of) == self._planned_state and now < self._next_plan) or not of.roster.tables:
             return effects
-        if not of.roster.assignment.has_copies or of.checkpoints.writer.is_under_way:
+        if not of.roster.assignment.has_copies or of.checkpoints.writer.in_progress:
             return effects
         roster, loads = of.roster, of.roster.loads
-        self._again = now + roster.timing.load_every
-        leaving = [name for name in roster.servers() if roster.people[name].member.leaving]
-        staying = [name for name in roster.servers() if name not in leaving and not roster.people[name].suspected]
-        loads.keep(roster.tables)
+        self._next_plan = now + roster.timing.load_every
+        leaving = [name for name in roster.servers() if roster.members[name].member.leaving]
+        staying = [name for name in roster.servers() if name not in leaving and not roster.members[name].suspected]
+        loads.prune(roster.tables)
         balance: str = self.moves.balance  # by load only if a server was hot for a while
-        if balance == "load" and not loads.is_time(now, staying, roster.tables, roster.timing.load_every):
+        if balance == "load" and not loads.should_relieve(now, staying, roster.tables, roster.timing.load_every):
             balance = "count"
         if balance == "load" and (split := self._split(staying, of)) is not None:
             return [*effects, *split]
-        tables, under_way = list(roster.tables.values()), self._under_way()
+        tables, in_flight = list(roster.tables.values()), self._in_flight()
         wanted = rebalance.plan(
-            tables, staying, leaving=leaving, loads=loads.rates, under_way=under_way, balance=balance
+            tables, staying, leaving=leaving, loads=loads.rates, in_flight=in_flight, balance=balance
         )
         busy = {(one.source, one.target) for one in self._openings}
         wanted = [one for one in wanted if (one.source, one.target) not in busy]
         begun = roster.assignment.begin(now, wanted)
         if any(one.why == "load" for one in begun):
-            loads.traded()
-        self._note(now, begun, of)
-        self._waits = len(begun) < len(wanted)  # a target has not dropped what it had
-        if self._waits:
-            self._again = now + roster.timing.heartbeat
-        self._planned = self._state(of)
+            loads.note_trade()
+        self._record_started(now, begun, of)
+        self._deferred = len(begun) < len(wanted)  # a target has not dropped what it had
+        if self._deferred:
+            self._next_plan = now + roster.timing.heartbeat
+        self._planned_state = self._state(of)
         return effects
 
     def _state(self, of: Coordinator) -> tuple[int, ...]:
-        """What a plan follows from, as far as it takes to know whether to make another."""
-        shown = [of.roster.people[name].view for name in of.roster.servers()] if self._waits else []
+        """The state that a plan depends on: if it is the same, no new plan is needed."""
+        shown = [of.roster.members[name].view for name in of.roster.servers()] if self._deferred else []
         return of.roster.number, len(self._openings), *shown
 
-    def _note(self, now: int, begun: Sequence[WantedMove], of: Coordinator) -> None:
+    def _record_started(self, now: int, begun: Sequence[WantedMove], of: Coordinator) -> None:
         """Note moves that were begun; swaps within a set take effect with the next view."""
         of.counts["moves begun"] += len(begun)
         at_once: dict[tuple[str, str, str], OpeningMove] = {}  # one event for those opened together
@@ -224,12 +225,12 @@ class Rebalancer:
             table = of.roster.tables[one.table]
             place = table.places[one.segment]
             if place.filling:
-                self._begun[table.number, one.segment] = now, one.why, one.gain
-            elif place.since == of.roster.number:  # another server of the set is primary now
+                self._started[table.number, one.segment] = now, one.why, one.gain
+            elif place.since == of.roster.number:  # a swap: another server is primary now
                 target = place.servers[0]
                 moved = (one.table, one.source, target)
                 if (opening := at_once.get(moved)) is None:
-                    life = of.roster.people[target].member.incarnation
+                    life = of.roster.members[target].member.incarnation
                     how = (one.source, target, life, one.why, one.gain, now, of.roster.number)
                     opening = at_once[moved] = OpeningMove(one.table, table.number, [], *how)
                 opening.segments.append(one.segment)
@@ -238,11 +239,11 @@ class Rebalancer:
     def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
         roster = of.roster
         tables = list(roster.tables.values())
-        found = rebalance.split(tables, servers, roster.loads.rates, roster.loads.halves, self._under_way())
+        found = rebalance.split(tables, servers, roster.loads.rates, roster.loads.halves, self._in_flight())
         if found is None or not roster.may_split(roster.tables[found.table]):
             return None
         if len(coding.encode(roster.view())) > limits.HEADER_BYTES // 2:
-            return None  # all tables together have as many segments as one message can tell
+            return None  # no more segments fit in one view
         roster.split(found.table, found.segment, found.at)
         of.counts["segments split"] += 1
         if of.scheduler is None:
@@ -250,48 +251,48 @@ class Rebalancer:
         seconds = of.scheduler.seconds
         return [Tell(Split(seconds=seconds, table=found.table, segment=found.segment, at=found.at, why=found.why))]
 
-    def _under_way(self) -> list[_Key]:
+    def _in_flight(self) -> list[_Key]:
         return [(one.number, segment) for one in self._openings for segment in one.segments]
 
-    def _forget(self, now: int, of: Coordinator) -> None:
-        """Drop moves whose target is gone or replaced, or of which no news came."""
+    def _drop_stale(self, now: int, of: Coordinator) -> None:
+        """Drop moves whose target is gone or replaced, or that were not confirmed in time."""
         tables = {table.number: table for table in of.roster.tables.values()}
         for one in list(self._openings):
-            person = of.roster.people.get(one.target)
+            person = of.roster.members.get(one.target)
             gone = person is None or person.member.incarnation != one.incarnation or one.number not in tables
-            if gone or (one.told and now - one.told >= of.roster.timing.move_opens):
+            if gone or (one.announced_at and now - one.announced_at >= of.roster.timing.move_opens):
                 self._openings.remove(one)
                 of.counts["hand-overs unheard"] += 1
-        for number, segment in list(self._begun):
+        for number, segment in list(self._started):
             table = tables.get(number)
             if table is None or segment >= len(table.places) or not table.places[segment].filling:
-                del self._begun[number, segment]
+                del self._started[number, segment]
                 of.counts["moves given up"] += 1
 
     def _is_leaving(self, name: str, of: Coordinator) -> bool:
-        person = of.roster.people.get(name)
+        person = of.roster.members.get(name)
         return person is not None and person.member.leaving
 
     def _release(self, now: int, of: Coordinator) -> list[Effect]:
         effects: list[Effect] = []
-        for name, person in list(of.roster.people.items()):
-            if not person.member.leaving or person.member.role != "server" or of.roster.assignment.holds(name):
+        for name, person in list(of.roster.members.items()):
+            if not person.member.leaving or person.member.role != "server" or of.roster.assignment.count_held(name):
                 continue
             if any(one.source == name for one in self._openings):
-                continue  # the new primary may still have a question
-            self._going[name] = person.member.incarnation
+                continue  # the new primary may still ask it something
+            self._releasing[name] = person.member.incarnation
             effects += of.let_go(now, name)
         return effects
 
-    def standing(self, now: int, of: Coordinator) -> list[m.Move]:
-        """All moves under way."""
+    def moves_in_progress(self, now: int, of: Coordinator) -> list[m.Move]:
+        """All moves that have begun and are not complete."""
         found: list[m.Move] = []
         for table in of.roster.tables.values():
             for segment, place in enumerate(table.places):
                 if not place.filling:
                     continue
                 otherwise = now, "copies" if not place.instead else "", ""
-                since, why, _ = self._begun.get((table.number, segment), otherwise)
+                since, why, _ = self._started.get((table.number, segment), otherwise)
                 why = why or ("leaving" if self._is_leaving(place.instead, of) else "count")
                 source = place.instead or place.servers[0]
                 found.append(m.Move(table.name, segment, source, place.filling, max(0, now - since), why))
@@ -301,7 +302,7 @@ class Rebalancer:
         return found
 
 
-def held(view: m.View) -> tuple[dict[str, int], dict[str, int]]:
+def segment_counts(view: m.View) -> tuple[dict[str, int], dict[str, int]]:
     """Segments that each server serves, and copies it keeps; not of the tables of groups."""
     places = [place for table in view.tables if not namespace(table.name) for place in table.places]
     first = Counter(place.servers[0] for place in places if place.servers)

@@ -26,15 +26,15 @@ from shoal import limits
 from shoal.cluster.roster import Roster
 from shoal.events import Delayed, Evaluated, Gone, Joined, Progress, RolledBack, Spans, Started, Stopped, Voided, Warned
 from shoal.nodes.scheduler_journal import (
+    DurableEvent,
     Judgements,
     Line,
     LossTally,
     RunSummary,
-    Said,
     ScheduleJournal,
     ScheduleState,
     TrafficTotals,
-    folded,
+    replayed,
 )
 from shoal.nodes.strategy import TABLE
 from shoal.nodes.time_accounting import COMPUTE, IDLE, KINDS, WAIT
@@ -111,26 +111,26 @@ class Scheduler:
         self._started, self._limit_reason = started, limit_reason
         self._limit = workload.limit  # unless a rule ends the run before
         self._now = 0
-        self._before = 0.0  # seconds of earlier processes of this run
-        self._since = 0  # when the seconds of this process began
-        self._computed: float | None = None  # seconds when the last slot was counted
+        self._earlier = 0.0  # seconds of earlier processes of this run
+        self._started_at = 0  # when the seconds of this process began
+        self._last_counted_at: float | None = None  # seconds when the last slot was counted
         self._finished = False  # the last evaluation is in
-        self._stops_later = False  # a rule has ended the run; where depends on the unheard
+        self._stops_later = False  # a rule has ended the run; where depends on ``_unreported``
         self._reports, self._reported = WorkerReports(), 0
         self._last_loss: float | None = None
         self._known_voids: set[int] = set()
         self._stall = (-1, 0, 0)  # slots done, since when, last looked at
         # Workers, by incarnation
-        self.awaited = started.workers  # before the first slot is dealt
+        self.expected = started.workers  # before the first slot is dealt
         self._first_seen = 0  # when the first one asked for work
-        self._seen: dict[int, str] = {}  # those that have asked for work
+        self._workers: dict[int, str] = {}  # those that have asked for work
         self._answers: dict[int, m.Deal] = {}
         self.alone_since = 0  # when no worker was left; 0: there are some
         # After a restart: workers may hold slots that an earlier process of the scheduler dealt.
         self._resumed = False
-        self._unheard: dict[int, None] = {}  # workers that have not said yet what they hold
-        self._listens_until = 0  # by then a silent worker holds nothing that the run waits for
-        self._new: set[str] = set()  # names that joined since, and hold nothing of the kind
+        self._unreported: dict[int, None] = {}  # workers that have not said yet what they hold
+        self._listens_until = 0  # then the run no longer waits for silent workers
+        self._joined_since: set[str] = set()  # names; they hold none of those slots
         # The evaluator
         self._read_at: float | None = None  # seconds when the weights under evaluation were read
         self._evaluator_gone = (0, "")  # since when, and why
@@ -141,11 +141,11 @@ class Scheduler:
 
     @property
     def seconds(self) -> float:
-        return self._before + (self._now - self._since) / limits.SECOND if self._since else self._before
+        return self._earlier + (self._now - self._started_at) / limits.SECOND if self._started_at else self._earlier
 
     @property
     def computing_seconds(self) -> float:
-        return self.seconds if self._computed is None else self._computed
+        return self.seconds if self._last_counted_at is None else self._last_counted_at
 
     @property
     def steps(self) -> int:
@@ -169,7 +169,7 @@ class Scheduler:
 
     @property
     def milestone(self) -> tuple[object, ...]:
-        """What is journalled as soon as it changes."""
+        """State that is journalled as soon as it changes."""
         asked = self.evaluations
         newer = self.counts[NEWER]  # it is pushed when this is answered, and its worker may die
         return (self.begun, self.over, self._finished, asked.asked, asked.held, asked.found, newer)
@@ -184,18 +184,18 @@ class Scheduler:
 
     def _advance_time(self, now: int) -> None:
         if self.ended:
-            return  # later time is no part of the run
+            return  # time after the end does not count
         self._now = now
-        if self.begun and not self._since:
-            self._since = now
+        if self.begun and not self._started_at:
+            self._started_at = now
 
     def joined(self, now: int, name: str, role: str) -> list[Effect]:
         self._advance_time(now)
-        self._new.add(name)
+        self._joined_since.add(name)
         return [] if role in ("client", "evaluator") else [Tell(Joined(seconds=self.seconds, name=name, role=role))]
 
     def gone(self, now: int, member: m.Member, why: str, died: bool) -> list[Effect]:
-        """A member was removed. Others have what a server had; or the run rolls back."""
+        """A member was removed. Of a server: others have copies, or the run rolls back."""
         self._advance_time(now)
         if self.ended or (self.is_done and not died) or member.role == "client":
             return []
@@ -205,17 +205,17 @@ class Scheduler:
         if member.role == "evaluator":  # it may only have been asleep, and join again
             self._evaluator_gone = (now, why)
             return []
-        self._unheard.pop(member.incarnation, None)
+        self._unreported.pop(member.incarnation, None)
         if self.speculative is not None:
             self.speculative.gone(member.incarnation)
         slots = self.workload.leave(member.incarnation, died)
-        self._seen.pop(member.incarnation, None)
+        self._workers.pop(member.incarnation, None)
         self._answers.pop(member.incarnation, None)
         left = self.traffic.gone(member.incarnation) if died else 0.0
         self.counts["workers lost"] += died
         self.counts["slots dealt again"] += slots
         gone = Gone(seconds=self.seconds, name=member.name, role=member.role, why=why, slots=slots, left=left)
-        return self.journal.follow(now, [Tell(gone), *self._one_less(now, f"{member.name}: {why}")])
+        return self.journal.when_durable(now, [Tell(gone), *self._expect_one_less(now, f"{member.name}: {why}")])
 
     def never_came(self, now: int, name: str, why: str) -> list[Effect]:
         self._advance_time(now)
@@ -223,59 +223,59 @@ class Scheduler:
             return []
         self.counts["workers lost"] += 1
         gone = Tell(Gone(seconds=0.0, name=name, role="worker", why=why))
-        return self.journal.follow(now, [gone, *self._one_less(now, f"{name}: {why}")])
+        return self.journal.when_durable(now, [gone, *self._expect_one_less(now, f"{name}: {why}")])
 
-    def _one_less(self, now: int, last: str) -> list[Effect]:
+    def _expect_one_less(self, now: int, last: str) -> list[Effect]:
         if self.begun or self.elsewhere:
             return []
-        self.awaited -= 1
-        if self.awaited < 1 and not self._seen:
+        self.expected -= 1
+        if self.expected < 1 and not self._workers:
             return self._fail(f"no worker was there for the first slot: all ended or left (the last was {last})")
-        return self._begin(now) if self._seen and len(self._seen) >= self.awaited else []
+        return self._begin(now) if self._workers and len(self._workers) >= self.expected else []
 
     def started_again(self, now: int, term: int) -> list[Effect]:
         self._advance_time(now)
         self.counts["coordinator restarts"] += 1
-        what = f"the coordinator ended and was started again (term {term}): it goes on where it was"
+        what = f"the coordinator ended and was started again (term {term}): it continues from its journal"
         return [Tell(Warned(seconds=self.seconds, what=what))]
 
     def tick(self, now: int) -> list[Effect]:
         """To be called after every event."""
         self._advance_time(now)
         effects: list[Effect] = []
-        if self._unheard:
+        if self._unreported:
             self._listens_until = self._listens_until or now + self.timing.dead
             if now >= self._listens_until:
-                self._unheard.clear()
-        if self._stops_later and not self._unheard:
+                self._unreported.clear()
+        if self._stops_later and not self._unreported:
             self._stop(self.over)
             self._check_finished()
-        if not self.begun and not self.ended and self._seen and now - self._first_seen > _LATE:
-            missing = self.awaited - len(self._seen)
+        if not self.begun and not self.ended and self._workers and now - self._first_seen > _LATE:
+            missing = self.expected - len(self._workers)
             effects += self.warn(f"{missing} of the workers did not ask for work in time: it begins without them")
             effects += self._begin(now)
         if not self.begun or self.ended:
-            return self.journal.follow(now, effects)
+            return self.journal.when_durable(now, effects)
         # Time counts from when the first weights were read: before that no slot is dealt.
         if not self.over and self.evaluations.held >= 0 and (why := self.stopping.out_of_time(self.seconds)):
             self._stop(why)
-        if why := self._whom_it_lacks(now):
-            return self.journal.follow(now, [*effects, *self._fail(why)])
+        if why := self._missing_node(now):
+            return self.journal.when_durable(now, [*effects, *self._fail(why)])
         if self.alone_since and self.elsewhere and now - self.alone_since > self._patience(_NOBODY):
             effects += self.warn("no worker is here any more: it goes on when one comes (shoal launch worker)")
-        if self.auto is not None and not self.over and self.auto.look(now, len(self._seen)):
+        if self.auto is not None and not self.over and self.auto.look(now, len(self._workers)):
             effects.append(Tell(Delayed(seconds=self.seconds, max_delay=self.auto.delay, waiting=self.auto.share)))
         effects += self._warn_if_stalled(now)
         if now - self._reported < _REPORT:
-            return self.journal.follow(now, effects)
+            return self.journal.when_durable(now, effects)
         effects += self._report_progress(now)
-        return [*self.journal.follow(now, effects), *self.journal.mark(now)]
+        return [*self.journal.when_durable(now, effects), *self.journal.mark(now)]
 
     def _patience(self, least: int) -> int:
         return max(least, 2 * self.timing.dead)
 
-    def _whom_it_lacks(self, now: int) -> str:
-        if self._seen or self.workload.finished:
+    def _missing_node(self, now: int) -> str:
+        if self._workers or self.workload.finished:
             self.alone_since = 0
         else:
             self.alone_since = self.alone_since or now
@@ -294,7 +294,7 @@ class Scheduler:
         done, (before, since, looked) = self.workload.done, self._stall
         if now - looked > self.timing.suspect:  # this process slept: blame no other node
             since += now - looked
-        if done != before or self.workload.finished or not self._seen:
+        if done != before or self.workload.finished or not self._workers:
             since = now
         self._stall = (done, since, now)
         if now - since < _STALLED:
@@ -302,11 +302,11 @@ class Scheduler:
         what = f"after slot {done:,} nothing was counted for {_STALLED // limits.SECOND} s"
         if self.silent_servers:
             return self.warn(
-                f"{what}: {', '.join(self.silent_servers[:4])} does not answer, and has what nobody else has; "
+                f"{what}: {', '.join(self.silent_servers[:4])} does not answer, and has the only copy of some segments; "
                 f"if it was killed, start another under its name (shoal launch server --name {self.silent_servers[0]}): "
                 f"then it goes on from the last checkpoint"
             )
-        names = sorted(self._seen.values())
+        names = sorted(self._workers.values())
         who = ", ".join(names[:4]) + (f" and {len(names) - 4} others" if len(names) > 4 else "")
         return self.warn(f"{what}: {who} answer, and still compute or wait")
 
@@ -314,7 +314,7 @@ class Scheduler:
         """Write the delay that was found into the table: servers learn it with the next view."""
         placed = roster.tables.get(TABLE)
         if self.auto is not None and placed is not None and placed.spec.max_delay != self.auto.delay:
-            roster.delay(TABLE, self.auto.delay)
+            roster.set_max_delay(TABLE, self.auto.delay)
 
     def take(self, now: int, member: m.Member, ask: m.Want | m.EvaluationReady) -> list[Effect]:
         role = "worker" if isinstance(ask, m.Want) else "evaluator"
@@ -332,12 +332,12 @@ class Scheduler:
             # again.
             return [Send(sender, known)] if want.request == known.request and self.journal.is_empty else []
         work, who = self.workload, want.incarnation
-        if not self.is_done and not want.leaving and who not in self._seen:
-            self._seen[who] = sender
+        if not self.is_done and not want.leaving and who not in self._workers:
+            self._workers[who] = sender
             self._first_seen = self._first_seen or now
             work.enter(who, sender)
         self.traffic.take(want)
-        effects = self._tell_spans(sender, want.spans)
+        effects = self._report_spans(sender, want.spans)
         self._measure(want)
         self._count(who, sender, want)
         work.give_back(who, work.among(who, want.back))
@@ -345,22 +345,22 @@ class Scheduler:
             work.goes(who)
         for slot, why in want.refused.items():
             work.refuse(who, slot, why)
-        self._hold(who, want.holds)
-        effects += self._tell_voids()
+        self._check_held(who, want.holds)
+        effects += self._report_voids()
         if want.newer:
             self.counts[NEWER] += want.newer
-            effects += self.warn("a slot that was reassigned read weights of which some were one step newer")
-        if not self.begun and not self.ended and len(self._seen) >= self.awaited:
+            effects += self.warn("a slot that was reassigned read some weights that were one step newer")
+        if not self.begun and not self.ended and len(self._workers) >= self.expected:
             effects += self._begin(now)
-        may = self.begun and not want.leaving and not self.is_done and who in self._seen
-        waits = self._unheard or self._stops_later
+        may = self.begun and not want.leaving and not self.is_done and who in self._workers
+        waits = self._unreported or self._stops_later
         again, fresh, late = self._deal(now, want) if may and not waits else ([], [], [])
         self._check_finished()
         void = [slot for slot in (*again, *fresh) if slot in work.voids]
         over = self.over if self.is_done else "you left" if want.leaving else ""
         deal = m.Deal(want.request, runs(fresh), runs(again), runs(late), void, over)
         self._answers[who] = deal
-        return self.journal.follow(now, [*effects, Send(sender, deal)])
+        return self.journal.when_durable(now, [*effects, Send(sender, deal)])
 
     def _deal(self, now: int, want: m.Want) -> tuple[list[int], list[int], list[int]]:
         again, fresh = self.workload.deal(want.incarnation, want.more)
@@ -370,26 +370,26 @@ class Scheduler:
         self.counts["second copies"] += len(lent)
         return sorted([*again, *lent]), fresh, self.workload.late(want.incarnation)
 
-    def _hold(self, who: int, holds: Runs | None) -> None:
-        if holds is not None and who in self._unheard and who in self._seen:
+    def _check_held(self, who: int, holds: Runs | None) -> None:
+        if holds is not None and who in self._unreported and who in self._workers:
             self.workload.adopt(who, holds)
-        elif holds is not None:  # it took the answer of an earlier process of ours, not this one's
+        elif holds is not None:  # slots that it holds by the answer of an earlier process
             self.counts["slots that never came"] += self.workload.keep_only(who, holds)
-        self._unheard.pop(who, None)
+        self._unreported.pop(who, None)
 
     def _measure(self, want: m.Want) -> None:
         spent = [*want.spent[: len(KINDS)], *[0] * (len(KINDS) - len(want.spent))]
         done = count(want.counted)
-        self._reports.add_time(self._seen.get(want.incarnation), spent, done)
+        self._reports.add_time(self._workers.get(want.incarnation), spent, done)
         if self.auto is not None:
             self.auto.take(spent[WAIT], sum(spent) - spent[IDLE], done)
-        if self.speculative is not None and want.incarnation in self._seen:
+        if self.speculative is not None and want.incarnation in self._workers:
             self.speculative.take(want.incarnation, spent[COMPUTE], done)
 
     def _count(self, who: int, sender: str, want: m.Want) -> None:
         work = self.workload
         new = work.count(who, work.among(who, want.counted))
-        if self._resumed and sender not in self._new and who in self._seen:
+        if self._resumed and sender not in self._joined_since and who in self._workers:
             new += work.claim(who, want.counted)
         if self.speculative is not None:
             self.counts["second copies first"] += self.speculative.first(who, new)
@@ -404,15 +404,15 @@ class Scheduler:
         self._reports.between.add(examples, loss)
 
     def _begin(self, now: int) -> list[Effect]:
-        self.begun, self._since, self._reported = True, now, now
+        self.begun, self._started_at, self._reported = True, now, now
         if self.evaluations.asked < 0:
             self._ask()
-        workers = len(self._seen) if self.elsewhere else self._started.workers
+        workers = len(self._workers) if self.elsewhere else self._started.workers
         return [Tell(msgspec.structs.replace(self._started, seconds=self.seconds, workers=workers))]
 
     def _stop(self, why: str) -> None:
         self.over = self.over or why
-        self._stops_later = bool(self._unheard)  # what they hold is part of the run
+        self._stops_later = bool(self._unreported)  # what they hold is part of the run
         if not self._stops_later:
             self.workload.stop()
             self.workload.barrier = None
@@ -420,7 +420,7 @@ class Scheduler:
     def _check_finished(self) -> None:
         if self.begun and self.workload.finished:
             self.over = self.over or self._limit_reason
-            self._computed = self.seconds if self._computed is None else self._computed
+            self._last_counted_at = self.seconds if self._last_counted_at is None else self._last_counted_at
 
     def ready(self, now: int, sender: str, ready: m.EvaluationReady) -> list[Effect]:
         self._advance_time(now)
@@ -428,7 +428,7 @@ class Scheduler:
         if not self.journal.is_empty and ready.request == self._evaluator_request:
             return []  # its answer is held
         self._evaluator_request = ready.request
-        effects = self._tell_spans(sender, ready.spans)
+        effects = self._report_spans(sender, ready.spans)
         asked, first = self.evaluations, self.evaluations.held < 0
         if ready.error:
             effects += self._fail(f"the model cannot be judged: {ready.error}")
@@ -436,7 +436,7 @@ class Scheduler:
             effects += self._moved(ready)
         if asked.read(ready.holds):
             if first and not self.generation:  # the first weights are read: slots are dealt now
-                self._since = self._reported = now
+                self._started_at = self._reported = now
             self._read_at = self.seconds
             self._set_barrier()
         if not self.ended and (where := asked.judged(ready.found)) is not None:
@@ -450,7 +450,7 @@ class Scheduler:
         if number >= 0 and self.workload.step is not None:
             clock = self.workload.steps_until(asked.at[number][0])
         answer = m.EvaluateNow(ready.request, number, clock, self.ended)
-        return self.journal.follow(now, [*effects, Send(sender, answer)])
+        return self.journal.when_durable(now, [*effects, Send(sender, answer)])
 
     def _moved(self, ready: m.EvaluationReady) -> list[Effect]:
         """The evaluator that had read these weights died: a later step is judged."""
@@ -495,14 +495,14 @@ class Scheduler:
         return effects
 
     def _ask(self) -> None:
-        self.evaluations.ask(self.workload, self.examples, len(self._seen))
+        self.evaluations.ask(self.workload, self.examples, len(self._workers))
 
     def _set_barrier(self) -> None:
         self.workload.barrier = self.evaluations.barrier(self.workload, bool(self.over))
 
     def fail(self, why: str) -> list[Effect]:
         """The run cannot end well: its end is reported after all that has happened before."""
-        return self.journal.after(self._fail(why))
+        return self.journal.after_held(self._fail(why))
 
     def _fail(self, why: str) -> list[Effect]:
         if self.ended:
@@ -525,12 +525,12 @@ class Scheduler:
             steps=work.steps,
             examples=self.examples,
             train_loss=loss,
-            workers=len(self._seen),
+            workers=len(self._workers),
             spent=spent,
         )
         return [Tell(progress)]
 
-    def _tell_spans(self, name: str, reported: list[tuple[int, int, int]]) -> list[Effect]:
+    def _report_spans(self, name: str, reported: list[tuple[int, int, int]]) -> list[Effect]:
         """What a node did, on our clock: it reports how long ago that was."""
         now = self.seconds
         spans = [
@@ -541,7 +541,7 @@ class Scheduler:
         counts = self.begun and self.evaluations.held >= 0 and not self.ended  # else time does not
         return [Tell(Spans(seconds=now, name=name, spans=spans))] if spans and counts else []
 
-    def _tell_voids(self) -> list[Effect]:
+    def _report_voids(self) -> list[Effect]:
         effects: list[Effect] = []
         for slot, why in self.workload.voids.items():
             if slot not in self._known_voids:
@@ -562,14 +562,14 @@ class Scheduler:
         account = msgspec.structs.replace(state.account, counts=dict(self.counts))
         return msgspec.structs.replace(state, voids={**state.voids, **self.workload.voids}, account=account)
 
-    def summary(self, said: list[Said] | None = None) -> RunSummary:
+    def summary(self, said: list[DurableEvent] | None = None) -> RunSummary:
         asked, between = self.evaluations, self._reports.between
         since = between.examples, between.loss if math.isfinite(between.loss) else None
         return RunSummary(
             generation=self.generation,
             begun=self.begun,
             seconds=self.seconds,
-            computing=self._computed,
+            computing=self._last_counted_at,
             examples=self.examples,
             dealt=self.journal.promising,
             limit=self.workload.limit if self.over and not self._stops_later else None,
@@ -590,7 +590,7 @@ class Scheduler:
         (by incarnation) have said what they hold or are gone: two that compute the same slot would
         read different weights in step mode, and a run that ends would leave out what is in flight.
         """
-        state = folded(lines)
+        state = replayed(lines)
         self._take_state(state, state.counted, state.account.dealt)
         judgements = state.account.judgements
         self.evaluations.at = dict(judgements.at)
@@ -600,7 +600,7 @@ class Scheduler:
             self.examples = self.workload.rows_counted
         self._resumed = True
         self._evaluator_unheard = 0 if self.begun else None
-        self._unheard = dict.fromkeys(workers)
+        self._unreported = dict.fromkeys(workers)
         self._set_barrier()
         self.journal.resume(state.account.said)
 
@@ -620,7 +620,7 @@ class Scheduler:
         self._take_state(msgspec.structs.replace(state, voids=voids), counted)
         self.examples = self.workload.rows_counted
         self.generation += 1
-        self._before, self._since = seconds, now
+        self._earlier, self._started_at = seconds, now
         again = Intervals(work.counted()).without(self.workload.counted())
         self.counts, self.traffic = counts, traffic
         self.counts["rollbacks"] += 1
@@ -647,14 +647,14 @@ class Scheduler:
         work.resume(spread(counted, 1 << 40), dealt, state.refusals, state.deaths)
         self.journal.restart()
         self._known_voids = set(work.voids)
-        self._seen, self._answers, self._new, self._unheard = {}, {}, set(), {}
+        self._workers, self._answers, self._joined_since, self._unreported = {}, {}, set(), {}
         self.alone_since, self._evaluator_gone = 0, (0, "")
         if self.speculative is not None:
             self.speculative = SpeculativeCopies()
         self.generation = max(self.generation, account.generation)
-        self.over, self._finished, self._computed = account.over, False, account.computing
+        self.over, self._finished, self._last_counted_at = account.over, False, account.computing
         self._stops_later = bool(account.over) and account.limit is None
-        self.examples, self._before, self._since = account.examples, account.seconds, 0
+        self.examples, self._earlier, self._started_at = account.examples, account.seconds, 0
         self.traffic = TrafficTotals.of(account)
         self.counts = Counter(account.counts)
         judgements = account.judgements

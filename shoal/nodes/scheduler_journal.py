@@ -38,7 +38,7 @@ _RETRY = limits.SECOND  # a journal that cannot be written is tried again
 
 @dataclass(slots=True)
 class LossTally:
-    """Examples and losses since somebody last looked."""
+    """Examples and losses since the last report."""
 
     examples: int = 0
     loss: float = 0.0
@@ -90,7 +90,7 @@ class TrafficTotals:
         return sum(sent for sent, _ in self.traffic.values()), sum(received for _, received in self.traffic.values())
 
 
-Said = Started | Evaluated | Voided | RolledBack | Stopped  # events that must not be missed
+DurableEvent = Started | Evaluated | Voided | RolledBack | Stopped  # events that must not be missed
 
 
 class Judgements(msgspec.Struct, frozen=True):
@@ -105,12 +105,12 @@ class Judgements(msgspec.Struct, frozen=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """How a run stands, but for what is counted."""
+    """The progress of a run, without its counted slots."""
 
     generation: int = 0
     begun: bool = False
     seconds: float = 0.0
-    computing: float | None = None  # seconds when the last slot was counted, if it is
+    computing: float | None = None  # seconds when the last slot was counted
     examples: int = 0
     dealt: int = 0  # step mode: up to here at most, until another line says more
     limit: int | None = None  # where the run is to end, once that is decided
@@ -122,7 +122,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     filtered: dict[int, dict[str, list[int]]] = {}
     left: dict[int, tuple[float, float]] = {}
     counts: dict[str, int] = {}
-    said: list[Said] = []  # once this is on disk: perhaps it was not, for the process ended then
+    said: list[DurableEvent] = []  # sent once this is on disk, unless the process ended before
 
 
 class ScheduleState(msgspec.Struct, frozen=True):
@@ -136,7 +136,7 @@ class ScheduleState(msgspec.Struct, frozen=True):
 
 
 class JournalMark(msgspec.Struct, frozen=True, array_like=True, tag="marked"):
-    """One line of the journal: what was counted since the last, and how it stands now."""
+    """One line of the journal: slots counted since the last line, and the run summary."""
 
     counted: Runs
     voids: dict[int, str] = {}
@@ -144,7 +144,7 @@ class JournalMark(msgspec.Struct, frozen=True, array_like=True, tag="marked"):
 
 
 class JournalSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
-    """One line of the journal: from here on this is what holds, whatever was said before."""
+    """One line of the journal: the whole state. It replaces all lines before it."""
 
     state: ScheduleState
 
@@ -152,7 +152,7 @@ class JournalSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="whole")
 Line = JournalMark | JournalSnapshot
 
 
-def folded(lines: Iterable[Line]) -> ScheduleState:
+def replayed(lines: Iterable[Line]) -> ScheduleState:
     state, account = ScheduleState(), RunSummary()
     counted: Runs = []
     voids: dict[int, str] = {}
@@ -209,12 +209,12 @@ def to_begin_with(state: ScheduleState, counted: Runs | None = None, seconds: fl
     return msgspec.structs.replace(state, counted=state.counted if counted is None else counted, account=account)
 
 
-def said(effects: list[Effect]) -> list[Said]:
-    """The events among them that nobody may miss."""
-    return [one.event for one in effects if isinstance(one, Tell) and isinstance(one.event, Said)]
+def durable_events(effects: list[Effect]) -> list[DurableEvent]:
+    """The events among these effects that must not be lost."""
+    return [one.event for one in effects if isinstance(one, Tell) and isinstance(one.event, DurableEvent)]
 
 
-def _added(held: list[Effect], effects: list[Effect]) -> list[Effect]:
+def _merged(held: list[Effect], effects: list[Effect]) -> list[Effect]:
     """All of them, but only the last answer to each node."""
     again = {one.to for one in effects if isinstance(one, Send)}
     return [*(one for one in held if not (isinstance(one, Send) and one.to in again)), *effects]
@@ -235,93 +235,93 @@ class ScheduleJournal:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self.writing = False  # a line is on its way
-        self._lacks = False  # the journal is wrong, not only old: the next line is a snapshot
-        self._whole = False  # the line that is on its way is a snapshot
-        self._behind: list[Effect] | None = None  # wait for the line being written; None: none do
-        self._next: list[Effect] | None = None  # wait for the line after it; None: none is due
+        self._needs_snapshot = False  # the journal is wrong: the next line is a snapshot
+        self._writing_snapshot = False  # the line that is on its way is a snapshot
+        self._waiting: list[Effect] | None = None  # wait for the line being written; None: none do
+        self._waiting_next: list[Effect] | None = None  # wait for the next line; None: none do
         self._retry = self._refused_since = 0
-        self._told_only_here = False  # the last line's events were sent; no line says so
+        self._sent_unrecorded = False  # the last line's events were sent; no line says so
         self.promised = 0  # step mode: by the journal no slot past this was dealt
         self.promising = 0  # the same, by the line that is being written
         self.counted: list[int] = []  # slots that no line has yet
         self.voided: dict[int, str] = {}
-        self._noted = scheduler.milestone  # as the journal has it
-        self._untold: list[Said] = []  # events that an earlier process may not have sent
-        self._lately, self._last_next = 0, 0  # step mode: slots dealt since the last mark
+        self._journaled = scheduler.milestone  # as the journal has it
+        self._unsent: list[DurableEvent] = []  # events that an earlier process may not have sent
+        self._recently_dealt, self._last_next = 0, 0  # step mode: slots dealt since the last mark
 
     def restart(self) -> None:
         """The scheduler has another queue of slots: nothing of the old one is to be written."""
-        self.promised, self._lately, self._last_next = 0, 0, self._scheduler.workload.next
-        self.promised = self.promising = self._promise()
+        self.promised, self._recently_dealt, self._last_next = 0, 0, self._scheduler.workload.next
+        self.promised = self.promising = self._dealt_bound()
         self.counted, self.voided = [], {}
 
-    def resume(self, untold: list[Said]) -> None:
-        """The journal has all that the scheduler knows; these events may not have been told."""
-        self._untold, self._noted = untold, self._scheduler.milestone
+    def resume(self, untold: list[DurableEvent]) -> None:
+        """The journal has the whole state; these events may not have been sent."""
+        self._unsent, self._journaled = untold, self._scheduler.milestone
 
     @property
     def is_empty(self) -> bool:
-        """No effect is held."""
-        return self._behind is None and self._next is None
+        """Whether no effect is held."""
+        return self._waiting is None and self._waiting_next is None
 
     def is_behind(self, now: int) -> bool:
-        """The journal says what no longer holds, and the next snapshot is not durable yet."""
-        return (self._lacks or self._whole) and not self._has_given_up(now)
+        """Whether the journal is outdated, and the snapshot that corrects it is not durable yet."""
+        return (self._needs_snapshot or self._writing_snapshot) and not self._has_given_up(now)
 
-    def after(self, effects: list[Effect]) -> list[Effect]:
-        """These after all effects that are held: at once, if there are none."""
-        if self._next is not None:
-            self._next = _added(self._next, effects)
-        elif self._behind is not None:
-            self._behind = _added(self._behind, effects)
+    def after_held(self, effects: list[Effect]) -> list[Effect]:
+        """These effects after all that are held; at once, if none are."""
+        if self._waiting_next is not None:
+            self._waiting_next = _merged(self._waiting_next, effects)
+        elif self._waiting is not None:
+            self._waiting = _merged(self._waiting, effects)
         else:
             return effects
         return []
 
-    def follow(self, now: int, effects: list[Effect]) -> list[Effect]:
-        """These as soon as what they follow from is durable, and a line for that, if one is due."""
-        if self._untold:
-            effects, self._untold = [*(Tell(event) for event in self._untold), *effects], []
-            self._told_only_here = True
+    def when_durable(self, now: int, effects: list[Effect]) -> list[Effect]:
+        """Returns effects to carry out now; holds those whose cause is not in the journal yet."""
+        if self._unsent:
+            effects, self._unsent = [*(Tell(event) for event in self._unsent), *effects], []
+            self._sent_unrecorded = True
         milestone = self._scheduler.milestone
         if self._has_given_up(now):
-            self._noted, self.voided = milestone, {}  # the next line has everything
-            waited, self._next = self._next or [], None
+            self._journaled, self.voided = milestone, {}  # the next line has everything
+            waited, self._waiting_next = self._waiting_next or [], None
             return [*waited, *effects, *self._write(now)]
-        if milestone == self._noted and not self.voided and not self._deals_past(self.promising):
+        if milestone == self._journaled and not self.voided and not self._deals_past(self.promising):
             if self.is_empty and self._deals_past(self.promised):
-                self._behind = []  # the line that is being written says so: nothing is said before
-            return [*self.after(effects), *self._write(now)]
-        self._noted = milestone
-        self._next = _added(self._next or [], effects)
+                self._waiting = []  # these effects wait for the line that is being written
+            return [*self.after_held(effects), *self._write(now)]
+        self._journaled = milestone
+        self._waiting_next = _merged(self._waiting_next or [], effects)
         return self._write(now)
 
     def rewrite(self, now: int, effects: list[Effect]) -> list[Effect]:
-        """The journal is wrong about the model: these follow from the next snapshot."""
-        self._lacks = True
-        self._next = _added(self._next or [], effects)
+        """The journal is outdated: hold these effects until the next snapshot is durable."""
+        self._needs_snapshot = True
+        self._waiting_next = _merged(self._waiting_next or [], effects)
         return self._write(now)
 
     def mark(self, now: int) -> list[Effect]:
         """A line that nothing waits for: the slots that were counted, if any were."""
         slots = self._scheduler.workload.next
-        self._lately, self._last_next = slots - self._last_next, slots
+        self._recently_dealt, self._last_next = slots - self._last_next, slots
         return self._line() if self.counted and self._may_write(now) else []
 
     def durable(self, now: int, error: str) -> list[Effect]:
-        """A line is durable, or was refused: what waited for it, and the next line."""
+        """A line is durable or was refused: returns the effects it held, and the next line."""
         if not self.writing:
             return []
-        self.writing = self._whole = False
-        waited, self._behind = self._behind, None
+        self.writing = self._writing_snapshot = False
+        waited, self._waiting = self._waiting, None
         if error:
             if waited is not None:
-                self._next = [*waited, *(self._next or [])]
-            self._lacks, self.promising = True, self.promised
+                self._waiting_next = [*waited, *(self._waiting_next or [])]
+            self._needs_snapshot, self.promising = True, self.promised
             self._retry, self._refused_since = now + _RETRY, self._refused_since or now
             return self._scheduler.warn(f"the journal cannot be written: {error}")
         self.promised, self._refused_since = self.promising, 0
-        self._told_only_here = bool(said(waited or []))
+        self._sent_unrecorded = bool(durable_events(waited or []))
         return [*(waited or []), *self._write(now)]
 
     def _has_given_up(self, now: int) -> bool:
@@ -332,19 +332,19 @@ class ScheduleJournal:
 
     def _write(self, now: int) -> list[Effect]:
         """The next line, if effects wait for it and none is being written."""
-        due = self._lacks or self._told_only_here or self._next is not None
+        due = self._needs_snapshot or self._sent_unrecorded or self._waiting_next is not None
         return self._line() if due and self._may_write(now) else []
 
     def _line(self) -> list[Effect]:
-        self.writing, self._whole, self._lacks = True, self._lacks, False
-        self._behind, self._next = self._next, None
-        self._told_only_here = False
-        self.promising = self._promise()
-        summary = self._scheduler.summary(said(self._behind or []))
+        self.writing, self._writing_snapshot, self._needs_snapshot = True, self._needs_snapshot, False
+        self._waiting, self._waiting_next = self._waiting_next, None
+        self._sent_unrecorded = False
+        self.promising = self._dealt_bound()
+        summary = self._scheduler.summary(durable_events(self._waiting or []))
         line: Line = JournalMark(runs(sorted(self.counted)), self.voided, summary)
-        if self._whole:
+        if self._writing_snapshot:
             line = JournalSnapshot(msgspec.structs.replace(self._scheduler.state(), account=summary))
-        self.counted, self.voided, self._noted = [], {}, self._scheduler.milestone
+        self.counted, self.voided, self._journaled = [], {}, self._scheduler.milestone
         return [Persist(JOURNAL_TOKEN, msgspec.msgpack.encode(line))]
 
     def _deals_past(self, promise: int) -> bool:
@@ -356,7 +356,7 @@ class ScheduleJournal:
         """
         return self._scheduler.workload.step is not None and self._scheduler.workload.next > promise
 
-    def _promise(self) -> int:
+    def _dealt_bound(self) -> int:
         """Step mode: a line says that nothing past this is dealt before another line.
 
         That is further than was dealt by as much as in a quarter of a second: so few deals wait.
@@ -365,7 +365,7 @@ class ScheduleJournal:
         if work.step is None:
             return 0
         end = work.limit if work.barrier is None else min(work.limit, work.barrier)
-        return max(work.next, self.promised, min(end, work.next + self._lately))
+        return max(work.next, self.promised, min(end, work.next + self._recently_dealt))
 
 
 look_up(ScheduleState)

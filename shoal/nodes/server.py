@@ -43,38 +43,38 @@ class Server:
         self.name = name
         self.member = MembershipClient(name, "server", token, address)
         self.member.reaches = {"server"}
-        self._keeping = ServerCheckpoints(disk or Disk(), self.member)
+        self._checkpoints = ServerCheckpoints(disk or Disk(), self.member)
         self.calls = PendingCalls()
         self.counts: Counter[str] = Counter()
-        self.also: Callable[[], Mapping[str, int]] = dict  # counts of the process, for the status
+        self.process_counts: Callable[[], Mapping[str, int]] = dict  # for the status
         self._inline = inline
-        self._pace = RateLimit()  # of what changes hands, in all tables
+        self._limiter = RateLimit()  # for segment copies of all tables
         self._groups: dict[str, GroupLimits] = {}
         self._token = 0
         self._next_notice = 0
-        self._told_loads = 0  # when
+        self._loads_sent_at = 0
         self._next_clear = 0
-        self._copies = False  # somewhere there is more than one
-        self._begin()
+        self._replicated = False  # some segment has more than one replica
+        self._reset()
 
-    def _begin(self) -> None:
-        """As a new incarnation: others may hold the segments of an earlier one by now."""
+    def _reset(self) -> None:
+        """Begin a new incarnation: others may hold the segments of the earlier one by now."""
         self.tables: dict[int, TableServer] = {}
         self.handles = KeyLists()
         self._members: dict[int, m.Member] = {}
-        self._backlog, self._too_soon = Backlog(), EarlyRequests()
-        self._works: deque[LongComputation] = deque()  # the first one is being computed
-        self._view_waits = False
-        self._early: list[Received] = []  # from servers whose view is newer than ours
-        self._ours: dict[int, HeldSince] = {}  # by table
-        self._keeping.forget()
+        self._backlog, self._early_requests = Backlog(), EarlyRequests()
+        self._computations: deque[LongComputation] = deque()  # the first one is being computed
+        self._view_pending = False
+        self._early_messages: list[Received] = []  # of servers whose view is newer than ours
+        self._held_since: dict[int, HeldSince] = {}  # by table
+        self._checkpoints.forget()
         self.calls.clear()
-        self._token += 1  # what is still being computed comes back to nobody
+        self._token += 1  # results of earlier computations are ignored
 
     @property
     def computing(self) -> bool:
         """Whether something is being computed, while all else waits."""
-        return bool(self._works)
+        return bool(self._computations)
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         match event:
@@ -82,64 +82,66 @@ class Server:
                 effects = self._queue(now, event)
             case Received(_, message) if isinstance(message, FromServer):
                 effects = self._queue(now, event)
-            case Received(sender, m.Snap() as snap) if self._keeping.may_ask(sender, snap, self.tables.get(snap.table)):
+            case Received(sender, m.Snap() as snap) if self._checkpoints.allows(
+                sender, snap, self.tables.get(snap.table)
+            ):
                 effects = self._queue(now, event)
             case Stored():
-                effects = self._keeping.stored(event)
+                effects = self._checkpoints.stored(event)
             case Received(sender, message) if sender == self.member.coordinator:
-                effects = self._greeting(now, message)
-            case Computed(token, _, error) if token == self._token and self._works:
-                effects = self._computed(now, self._works.popleft(), error)
+                effects = self._from_coordinator(now, message)
+            case Computed(token, _, error) if token == self._token and self._computations:
+                effects = self._computed(now, self._computations.popleft(), error)
             case Received():
                 self.counts["not from the coordinator"] += 1
                 effects = []
             case _:
                 effects = []
         effects += self.calls.collect().effects
-        self._let_in()
-        while self._backlog and not self._works:
+        self._requeue_early()
+        while self._backlog and not self._computations:
             effects += self._request(now, self._backlog.next())
-            self._let_in()
-        if self._keeping.later and not self._works:
-            effects += self._carry_on(HandlerResult(works=[self._keeping.later.popleft()]))
+            self._requeue_early()
+        if self._checkpoints.deferred and not self._computations:
+            effects += self._run(HandlerResult(works=[self._checkpoints.deferred.popleft()]))
         effects += self.member.tick(now)
         if now >= self._next_notice:
             timing = self.member.timing
-            self._next_notice = now + (timing.level_again if self._copies else timing.notice // 4)
-            for holding in self.tables.values():
-                effects += holding.tick(now, bool(self._works))
+            self._next_notice = now + (timing.level_again if self._replicated else timing.notice // 4)
+            for table in self.tables.values():
+                effects += table.tick(now, bool(self._computations))
             effects += self.calls.notices(now, timing)
-            effects += self._send_back(now)
-            self._tell_loads(now)
-        if now >= self._next_clear and not self._works:
-            more = any(holding.clear_some() for holding in self.tables.values())
+            effects += self._refuse_expired(now)
+            self._report_loads(now)
+        if now >= self._next_clear and not self._computations:
+            more = any(table.clear_some() for table in self.tables.values())
             self._next_clear = now + limits.CLEAR_EVERY if more else self._next_notice
         wake = min(self.member.next, self._next_notice)
-        effects.append(Wake(wake if self._works else min(wake, self._next_clear)))
+        effects.append(Wake(wake if self._computations else min(wake, self._next_clear)))
         return effects
 
-    def _tell_loads(self, now: int) -> None:
-        if now - self._told_loads < self.member.timing.load_every:
+    def _report_loads(self, now: int) -> None:
+        if now - self._loads_sent_at < self.member.timing.load_every:
             return
-        since, self._told_loads = self._told_loads, now
+        since, self._loads_sent_at = self._loads_sent_at, now
         if since:
-            own = {number: one.primary.asked for number, one in self.tables.items() if one.primary is not None}
-            self.member.loads, self.member.halves = load_report(own, (now - since) / limits.SECOND)
+            loads = {number: one.primary.asked for number, one in self.tables.items() if one.primary is not None}
+            self.member.loads, self.member.halves = load_report(loads, (now - since) / limits.SECOND)
 
-    def _greeting(self, now: int, message: m.Message) -> list[Effect]:
+    def _from_coordinator(self, now: int, message: m.Message) -> list[Effect]:
         change, effects = self.member.handle(now, message)
-        self._pace.rate = self.member.move_rate
-        if change.for_good:
+        self._limiter.rate = self.member.move_rate
+        if change.permanent:
             raise Refused(self.member.coordinator, change.refused)
         if change.fenced:
-            self._begin()
+            self._reset()
         if change.view:
             effects += self._take_view(now)
         return effects
 
     def _take_view(self, now: int) -> list[Effect]:
-        if self._works:  # a table is in use: the view waits until it is free
-            self._view_waits = True
+        if self._computations:  # a table is in use: the view waits until it is free
+            self._view_pending = True
             return []
         view = self.member.view
         wanted = {table.number: table for table in view.tables}
@@ -149,13 +151,11 @@ class Server:
         new = [t for n, t in wanted.items() if n not in self.tables and n not in self.member.failed]
         made: dict[int, TableServer] = {}
         if not new:
-            return self._carry_on(self._in_effect(now, view, made))
-        done = partial(self._in_effect, view=view, made=made)
-        return self._carry_on(
-            HandlerResult(works=[LongComputation(partial(self._set_up, view, new, made), done, None)])
-        )
+            return self._run(self._apply_view(now, view, made))
+        done = partial(self._apply_view, view=view, made=made)
+        return self._run(HandlerResult(works=[LongComputation(partial(self._set_up, view, new, made), done, None)]))
 
-    def _in_effect(self, now: int, view: m.View, made: dict[int, TableServer]) -> HandlerResult:
+    def _apply_view(self, now: int, view: m.View, made: dict[int, TableServer]) -> HandlerResult:
         outcome = HandlerResult()
         self.tables.update(made)
         self._members = {member.incarnation: member for member in view.members}
@@ -163,39 +163,39 @@ class Server:
         workers = {i: one.name for i, one in self._members.items() if one.role == "worker"}
         everyone = {i: one.name for i, one in self._members.items()}
         self.handles.live(everyone)
-        self._keeping.live(view)
+        self._checkpoints.prune(view)
         servers = _servers(view)
-        self._copies = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
-        self._ours = {one.number: ours(self.name, one, self._ours.get(one.number)) for one in view.tables}
-        self.member.shown = view.number
-        for table in view.tables:
-            holding = self.tables.get(table.number)
-            if holding is not None:
-                outcome += holding.take(now, table, servers, view.number, view.timing)
-                outcome += holding.live(workers, everyone)
-        outcome.effects += self.member.show(view.number)
-        early, self._early = self._early, []
+        self._replicated = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
+        self._held_since = {one.number: ours(self.name, one, self._held_since.get(one.number)) for one in view.tables}
+        self.member.active_view = view.number
+        for placed in view.tables:
+            table = self.tables.get(placed.number)
+            if table is not None:
+                outcome += table.take(now, placed, servers, view.number, view.timing)
+                outcome += table.live(workers, everyone)
+        outcome.effects += self.member.confirm_view(view.number)
+        early, self._early_messages = self._early_messages, []
         self._backlog.put_back(early)
         return outcome
 
     def _set_up(self, view: m.View, new: list[m.TablePlaces], made: dict[int, TableServer]) -> None:
-        """Make room for the segments that are ours; what cannot be is kept with its reason."""
-        servers = _servers(view)
-        for table in new:
+        """Set up the segments that are ours; failures are recorded with their reason."""
+        servers, incarnation = _servers(view), self.member.incarnation
+        for placed in new:
             try:
-                holding = TableServer(self.name, self.member.incarnation, table, self._inline, self._pace, view.timing)
-                holding.set_up(servers, self._keeping.loader(table))
-                made[table.number] = holding
+                table = TableServer(self.name, incarnation, placed, self._inline, self._limiter, view.timing)
+                table.set_up(servers, self._checkpoints.loader(placed))
+                made[placed.number] = table
             except MemoryError:
-                self.member.failed[table.number] = f"{self.name} has no memory for its part of table {table.name!r}"
+                self.member.failed[placed.number] = f"{self.name} has no memory for its part of table {placed.name!r}"
             except BaseException as error:  # an unknown update, bad settings, a filter that fails
                 if ends_us(error):
                     raise
                 what = said(error) if isinstance(error, ShoalError) else told(error)
-                self.member.failed[table.number] = f"{self.name}: {what}"  # other tables go on
+                self.member.failed[placed.number] = f"{self.name}: {what}"  # other tables go on
 
     def _queue(self, now: int, event: Received) -> list[Effect]:
-        if not self._works:
+        if not self._computations:
             return self._request(now, event)
         if isinstance(event.message, m.Call) and (self.calls.has(event) or event in self._backlog):
             return [self.calls.held(event.sender, event.message)]  # nothing long is done twice
@@ -209,59 +209,60 @@ class Server:
     def _request(self, now: int, event: Received) -> list[Effect]:
         request = event.message
         if isinstance(request, FromServer):
-            if getattr(request, "view", 0) > self.member.shown:
-                if len(self._early) < limits.COPIES_EARLY:
-                    self._early.append(event)  # its view is on its way; else it comes again
+            if getattr(request, "view", 0) > self.member.active_view:
+                if len(self._early_messages) < limits.COPIES_EARLY:
+                    self._early_messages.append(event)  # its view comes; else it is sent again
                 return []
-            holding = self.tables.get(request.table)
-            if holding is None:
+            table = self.tables.get(request.table)
+            if table is None:
                 return []
-            return self._carry_on(holding.handle(now, event.sender, request, event.arrays))
+            return self._run(table.handle(now, event.sender, request, event.arrays))
         if isinstance(request, m.Snap):
-            return self._carry_on(self._keeping.snap(now, event.sender, request, self.tables.get(request.table)))
+            return self._run(self._checkpoints.snap(now, event.sender, request, self.tables.get(request.table)))
         assert isinstance(request, Request)
-        if (stopped := self._not_for_us(event.sender, request)) is not None:
-            waits = isinstance(stopped, m.Busy) and self.member.joined and self._too_soon.keep(now, event, self._how())
-            return [] if waits else [Send(event.sender, stopped)]
+        if (rejection := self._rejection(event.sender, request)) is not None:
+            may_wait = isinstance(rejection, m.Busy) and self.member.joined
+            waits = may_wait and self._early_requests.add(now, event, self._readiness())
+            return [] if waits else [Send(event.sender, rejection)]
         if isinstance(request, m.Park):
-            return self._carry_on(self._park(now, event.sender, request))
-        holding = self.tables[request.table]
+            return self._run(self._park(now, event.sender, request))
+        table = self.tables[request.table]
         if isinstance(request, m.TableStatusRequest):
-            status = holding.status(request)
-            status.facts.update(self.also(), **self.handles.facts())
+            status = table.status(request)
+            status.facts.update(self.process_counts(), **self.handles.facts())
             return [Send(event.sender, status)]
-        assert holding.primary is not None
+        assert table.primary is not None
         if isinstance(request, m.Call):
             within = self.member.timing.question
-            return self._carry_on(self.calls.call(now, event.sender, request, holding.primary, self._inline, within))
-        holding.primary.handles = self.handles
+            return self._run(self.calls.call(now, event.sender, request, table.primary, self._inline, within))
+        table.primary.handles = self.handles
         if isinstance(request, m.Push):
-            return self._carry_on(holding.primary.push(now, event.sender, request, event.arrays))
-        return self._carry_on(holding.primary.pull(now, event.sender, request, event.arrays))
+            return self._run(table.primary.push(now, event.sender, request, event.arrays))
+        return self._run(table.primary.pull(now, event.sender, request, event.arrays))
 
-    def _how(self) -> object:
-        """What decides whether a request comes too soon."""
-        return self.member.shown, [number for number, holding in self.tables.items() if holding.opening]
+    def _readiness(self) -> object:
+        """The state that decides whether a request is too early."""
+        return self.member.active_view, [number for number, table in self.tables.items() if table.opening]
 
-    def _let_in(self) -> None:
-        """What came too soon goes before what came after it."""
-        if self._too_soon:
-            self._backlog.put_back(self._too_soon.changed(self._how()))
+    def _requeue_early(self) -> None:
+        """Queue early requests that may be served now, before later ones."""
+        if self._early_requests:
+            self._backlog.put_back(self._early_requests.changed(self._readiness()))
 
-    def _send_back(self, now: int) -> list[Effect]:
-        """What came too soon, and has waited for as long as it may: who asked hears why."""
+    def _refuse_expired(self, now: int) -> list[Effect]:
+        """Refuse early requests that have waited too long; the sender learns why."""
         effects: list[Effect] = []
-        for event in self._too_soon.late(now, self.member.timing):
+        for event in self._early_requests.expired(now, self.member.timing):
             assert isinstance(event.message, Request)
-            if (stopped := self._not_for_us(event.sender, event.message)) is None:
+            if (rejection := self._rejection(event.sender, event.message)) is None:
                 self._backlog.put_back([event])
             else:
-                effects.append(Send(event.sender, stopped))
+                effects.append(Send(event.sender, rejection))
         return effects
 
     def _park(self, now: int, sender: str, park: m.Park) -> HandlerResult:
         """No worker waits for this one any more; answered when all replicas know it."""
-        primaries = [holding.primary for holding in self.tables.values() if holding.primary is not None]
+        primaries = [table.primary for table in self.tables.values() if table.primary is not None]
         left = [len(primaries)]
 
         def parked(now: int) -> HandlerResult:
@@ -273,10 +274,10 @@ class Server:
             outcome += primary.park(now, park.incarnation, park.spell, parked)
         return outcome
 
-    def _not_for_us(self, sender: str, request: Request) -> m.Message | None:
-        """Why this request goes no further, in the words of an answer."""
+    def _rejection(self, sender: str, request: Request) -> m.Message | None:
+        """The answer that rejects this request; None if a table may have it."""
         view = self.member.view
-        if not self.member.joined or request.view > self.member.shown:
+        if not self.member.joined or request.view > self.member.active_view:
             self.counts["view behind"] += 1
             return m.Busy(request.request, limits.BUSY_RETRY)
         if not isinstance(request, m.TableStatusRequest | m.Call):  # an observer is no member
@@ -292,8 +293,8 @@ class Server:
         if isinstance(request, m.Park):
             opening = next((one for one in self.tables.values() if one.opening), None)
             return None if opening is None else m.Busy(request.request, _OPENING, opening.reconciler.waits_for())
-        holding = self.tables.get(request.table)
-        if holding is None:
+        table = self.tables.get(request.table)
+        if table is None:
             self.counts["moved"] += 1
             return m.SegmentsMoved(request.request, view.number)
         if isinstance(request, m.TableStatusRequest):
@@ -301,40 +302,40 @@ class Server:
         # A visitor is no member: all that is known of it is its name, which a key that is confined
         # to a group vouches for.
         group = namespace(sender) if isinstance(request, m.Call) or known is None else known.group
-        if why := groups.refused(sender, group, self._groups, holding.placed.name, isinstance(request, m.Push)):
+        if why := groups.refused(sender, group, self._groups, table.placed.name, isinstance(request, m.Push)):
             self.counts["another group's"] += 1
             return m.Refusal(request.request, "setting", why)
-        if request.view < self._ours[request.table].since or (holding.primary is None and not holding.opening):
+        if request.view < self._held_since[request.table].since or (table.primary is None and not table.opening):
             self.counts["moved"] += 1
-            return m.SegmentsMoved(request.request, self.member.shown)
-        if holding.opening:
+            return m.SegmentsMoved(request.request, self.member.active_view)
+        if table.opening:
             self.counts["opening"] += 1
-            return m.Busy(request.request, _OPENING, holding.reconciler.waits_for())
+            return m.Busy(request.request, _OPENING, table.reconciler.waits_for())
         return None
 
-    def _carry_on(self, outcome: HandlerResult) -> list[Effect]:
-        idle = not self._works
-        self._works.extend(outcome.works)
+    def _run(self, outcome: HandlerResult) -> list[Effect]:
+        idle = not self._computations
+        self._computations.extend(outcome.works)
         return outcome.effects + (self._compute() if idle else [])
 
     def _compute(self) -> list[Effect]:
-        if not self._works:
+        if not self._computations:
             return []
         self._token += 1
-        return [Compute(self._token, self._works[0].function)]
+        return [Compute(self._token, self._computations[0].function)]
 
     def _computed(self, now: int, work: LongComputation, error: BaseException | None) -> list[Effect]:
-        """One computation is back: go on with what it was for, then with what waited for it."""
+        """A computation is done: run its continuation, then what waited for it."""
         if error is None:
             outcome = work.then(now)
         elif isinstance(error, MemoryError) and work.full is not None:
             outcome = work.full()
         else:
             raise error
-        self._works.extendleft(reversed(outcome.works))  # follow-ups before later requests
+        self._computations.extendleft(reversed(outcome.works))  # follow-ups before later requests
         effects = outcome.effects + self._compute()
-        if not self._works and self._view_waits:
-            self._view_waits = False
+        if not self._computations and self._view_pending:
+            self._view_pending = False
             effects += self._take_view(now)
         return effects
 
@@ -361,31 +362,31 @@ class Backlog:
         return len(self._first) + len(self._others)
 
     def __contains__(self, event: Received) -> bool:
-        return event in self._line(event)
+        return event in self._queue_of(event)
 
     def add(self, event: Received) -> bool:
-        line = self._line(event)
+        line = self._queue_of(event)
         if len(line) >= limits.BACKLOG:
             return False
         line.append(event)
         return True
 
     def put_back(self, events: Iterable[Received]) -> None:
-        """What was looked at too early goes before all others of its kind."""
+        """Put requests that were taken too early before all others of their kind."""
         for event in reversed(list(events)):
-            self._line(event).appendleft(event)
+            self._queue_of(event).appendleft(event)
 
     def next(self) -> Received:
         return (self._first or self._others).popleft()
 
-    def _line(self, event: Received) -> deque[Received]:
+    def _queue_of(self, event: Received) -> deque[Received]:
         return self._first if isinstance(event.message, Levelling) else self._others
 
 
 _Key = tuple[str, int]
 
 
-def longest(timing: TimingSettings) -> int:
+def max_wait(timing: TimingSettings) -> int:
     """How long a request waits here: it is answered before it comes again."""
     return timing.resend_first * 3 // 5
 
@@ -398,26 +399,26 @@ class EarlyRequests:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[_Key, tuple[int, Received]] = {}  # since when
-        self._then: object = None  # how things were when they were last looked at
+        self._waiting: dict[_Key, tuple[int, Received]] = {}  # since when
+        self._state: object = None  # of the server when these were last checked
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._waiting)
 
-    def keep(self, now: int, event: Received, how: object) -> bool:
-        """As things are (``how``) it is too soon. False if it does not wait here."""
+    def add(self, now: int, event: Received, state: object) -> bool:
+        """Let a request wait, since in this ``state`` it is too early. False if it cannot."""
         key = event.sender, getattr(event.message, "request", 0)
-        if self._kept.pop(key, None) is not None or len(self._kept) >= limits.BACKLOG:
+        if self._waiting.pop(key, None) is not None or len(self._waiting) >= limits.BACKLOG:
             return False
-        self._kept[key] = now, event
-        self._then = how
+        self._waiting[key] = now, event
+        self._state = state
         return True
 
-    def changed(self, how: object) -> list[Received]:
-        return self._taken(list(self._kept)) if how != self._then else []
+    def changed(self, state: object) -> list[Received]:
+        return self._pop(list(self._waiting)) if state != self._state else []
 
-    def late(self, now: int, timing: TimingSettings) -> list[Received]:
-        return self._taken([key for key, (since, _) in self._kept.items() if now - since >= longest(timing)])
+    def expired(self, now: int, timing: TimingSettings) -> list[Received]:
+        return self._pop([key for key, (since, _) in self._waiting.items() if now - since >= max_wait(timing)])
 
-    def _taken(self, keys: list[_Key]) -> list[Received]:
-        return [self._kept.pop(key)[1] for key in keys]
+    def _pop(self, keys: list[_Key]) -> list[Received]:
+        return [self._waiting.pop(key)[1] for key in keys]

@@ -38,7 +38,7 @@ class TableChange:
 
 class TableAdmin:
     def __init__(self) -> None:
-        self._settling: list[TableChange] = []
+        self._pending: list[TableChange] = []
         self._answered: dict[tuple[str, int], m.Message] = {}  # a resent one is not done twice
         self._changes: dict[tuple[str, int], int] = {}  # done requests -> the table's number
 
@@ -54,9 +54,9 @@ class TableAdmin:
         """The journal refuses: new tables are not made; those of an earlier process stay."""
         effects: list[Effect] = []
         known = {placed.number for placed in of.view.tables}
-        new = [one for one in self._settling if one.table and one.view > of.view.number and one.number not in known]
+        new = [one for one in self._pending if one.table and one.view > of.view.number and one.number not in known]
         for one in new:
-            self._settling.remove(one)
+            self._pending.remove(one)
             del self._changes[one.sender, one.request]
             if one.table in of.roster.tables:
                 of.roster.drop(one.table)
@@ -64,25 +64,25 @@ class TableAdmin:
         return effects
 
     def change(self, sender: str, change: Change, of: Coordinator) -> list[Effect]:
-        asked = (sender, change.request)
-        if sender not in of.roster.people:
+        key = (sender, change.request)
+        if sender not in of.roster.members:
             why = "only a member may change tables: say hello first"
             return [Send(sender, m.Refusal(change.request, "setting", why))]
-        if asked in self._answered:
-            return [Send(sender, self._answered[asked])]
-        if any((one.sender, one.request) == asked for one in self._settling):
+        if key in self._answered:
+            return [Send(sender, self._answered[key])]
+        if any((one.sender, one.request) == key for one in self._pending):
             return [Send(sender, m.PushHeld(change.request, self._waits_for(of)))]
-        if (number := self._changes.get(asked)) is not None:  # a former life of ours did it
+        if (number := self._changes.get(key)) is not None:  # a former life of ours did it
             table = next((one.name for one in of.roster.tables.values() if one.number == number), "")
-            self._settling.append(TableChange(sender, change.request, of.roster.number, table, number))
+            self._pending.append(TableChange(sender, change.request, of.roster.number, table, number))
             return []
         try:
             groups.check_change(of.roster, sender, change)
             table, number = self._carry_out(sender, change, of)
         except Invalid as error:
             return self._answer(sender, change.request, m.Refusal(change.request, "table", str(error)))
-        remember(self._changes, asked, number, limits.TABLES)
-        self._settling.append(TableChange(sender, change.request, of.roster.number, table, number))
+        remember(self._changes, key, number, limits.TABLES)
+        self._pending.append(TableChange(sender, change.request, of.roster.number, table, number))
         return []
 
     def _carry_out(self, sender: str, change: Change, of: Coordinator) -> tuple[str, int]:
@@ -96,7 +96,7 @@ class TableAdmin:
             case m.Drop(_, name):
                 of.roster.drop(name)
             case m.Delay(_, name, max_delay):
-                of.roster.delay(name, max_delay)
+                of.roster.set_max_delay(name, max_delay)
             case Allow(_, group):
                 before = dict(of.roster.groups)
                 groups.allow(of.roster, group)
@@ -105,30 +105,30 @@ class TableAdmin:
                     raise Invalid(f"group {group.name!r} may read too many others: the groups do not fit in a view")
             case Dissolve(_, name):
                 for one in groups.dissolve(of.roster, name, sender):
-                    of.see_off(one, "its group was dissolved")
+                    of.expel(one, "its group was dissolved")
         return "", 0
 
     def settle(self, of: Coordinator) -> list[Effect]:
-        shown = [of.roster.people[name].view for name in of.roster.servers()]
+        shown = [of.roster.members[name].view for name in of.roster.servers()]
         seen = min([of.view.number, *shown])
         effects: list[Effect] = []
-        for one in [one for one in self._settling if one.view <= seen]:
-            self._settling.remove(one)
+        for one in [one for one in self._pending if one.view <= seen]:
+            self._pending.remove(one)
             effects += [Send(one.sender, of.view)]
             effects += self._answer(one.sender, one.request, m.Done(one.request))
         return effects
 
     def undo(self, number: int, reason: str, of: Coordinator) -> list[Effect]:
         """A server could not set a table up: drop it, and answer with the reason."""
-        made = any(one.number == number for one in self._settling)
+        made = any(one.number == number for one in self._pending)
         if not made and of.scheduler is not None and any(one.number == number for one in of.roster.tables.values()):
             return of.scheduler.fail(f"the run cannot go back to its checkpoint: {reason}")
-        for one in [one for one in self._settling if one.number == number]:
-            self._settling.remove(one)
+        for one in [one for one in self._pending if one.number == number]:
+            self._pending.remove(one)
             if one.table in of.roster.tables and of.roster.tables[one.table].number == number:
                 of.roster.drop(one.table)
             self._answered[one.sender, one.request] = m.Refusal(one.request, "table", reason)
-            self._settling.append(TableChange(one.sender, one.request, of.roster.number, ""))
+            self._pending.append(TableChange(one.sender, one.request, of.roster.number, ""))
         return []
 
     def _answer(self, to: str, request: int, answer: m.Message) -> list[Effect]:
@@ -137,9 +137,9 @@ class TableAdmin:
         return [Send(to, answer)]
 
     def _waits_for(self, of: Coordinator) -> str:
-        view = self._settling[0].view if self._settling else 0
-        late = [name for name in of.roster.servers() if of.roster.people[name].view < view]
-        return ", ".join(late) or ("the servers" if of.told else "the journal")
+        view = self._pending[0].view if self._pending else 0
+        late = [name for name in of.roster.servers() if of.roster.members[name].view < view]
+        return ", ".join(late) or ("the servers" if of.is_durable else "the journal")
 
 
 def _fits(of: Coordinator) -> bool:

@@ -20,7 +20,7 @@ from shoal import limits
 KINDS = ("compute", "communicate", "wait", "idle", "evaluate")
 COMPUTE, COMMUNICATE, WAIT, IDLE, EVALUATE = range(len(KINDS))
 
-Told = tuple[int, int, int]  # kind, microseconds ago, microseconds long
+TimeSpan = tuple[int, int, int]  # kind, microseconds ago, microseconds long
 
 _DENSE = 60 * limits.SECOND  # so long every second is looked at
 _SPARSE = 600 * limits.SECOND  # so long every tenth
@@ -38,11 +38,11 @@ class TimeAccounting:
     def computing(self) -> None:
         """A computation begins: since the last wait its rows were made ready."""
         if not self._computing:
-            self.did(COMPUTE)
+            self.record(COMPUTE)
         self._computing += 1
 
     def computed(self) -> None:
-        self.did(COMPUTE)
+        self.record(COMPUTE)
         self._computing -= 1
 
     def waited(self, held: int = 0, kind: int = COMMUNICATE) -> None:
@@ -51,21 +51,21 @@ class TimeAccounting:
             return
         now = self._clock()
         if held and now > (since := max(held, self._mark)):
-            self.did(kind, since)
+            self.record(kind, since)
             kind = WAIT
-        self.did(kind, now)
+        self.record(kind, now)
 
     def skip(self) -> None:
         self._mark = max(self._mark, self._clock())
 
-    def told(self) -> tuple[list[int], list[Told]]:
+    def take(self) -> tuple[list[int], list[TimeSpan]]:
         """Microseconds by kind since the last time this was asked, and spans."""
         now = max(self._clock(), self._mark)  # another core's clock may be behind ours
         totals, self._totals = [total // 1_000 for total in self._totals], [0] * len(KINDS)
         spans, self._spans = self._spans, []
         return totals, [(kind, (now - start) // 1_000, (stop - start) // 1_000) for kind, start, stop in spans]
 
-    def did(self, kind: int, now: int = 0) -> None:
+    def record(self, kind: int, now: int = 0) -> None:
         """Everything since the last call was this."""
         now = now or self._clock()
         start = self._mark

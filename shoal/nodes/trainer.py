@@ -20,7 +20,7 @@ from shoal.errors import Fenced, Invalid, ShoalError
 from shoal.models.learner import Learner
 from shoal.nodes.strategy import TABLE, TALLY, ServerStrategy, Slot, SlotRows
 from shoal.nodes.time_accounting import COMMUNICATE, IDLE, TimeAccounting
-from shoal.nodes.worker import Worker, goes_back
+from shoal.nodes.worker import Worker, is_rolling_back
 from shoal.schedule.intervals import runs, spread
 from shoal.schedule.slot_queue import MOST
 from shoal.store.client.client import Client
@@ -55,7 +55,7 @@ class SlotStream:
         self.queue: deque[int] = deque(slots)
         self._ends = bool(slots)
         self._waits: Task | None = None
-        self._admits: Task | None = None
+        self._newer_reported: Task | None = None
         self.closed: Exception | None = None
 
     @property
@@ -76,7 +76,7 @@ class SlotStream:
         return divmod(slot, trainer.slots.per_pass)
 
     def put_back(self, slot: Slot | None) -> None:
-        """It was taken too early: it is the next one again."""
+        """Put a slot that was taken too early back to the front of the queue."""
         if slot is not None:
             self.queue.appendleft(self._number(slot))
 
@@ -91,34 +91,34 @@ class SlotStream:
         """No worker can compute it: push it empty."""
         return self._number(slot) in self._trainer.void
 
-    def leaves(self, slot: Slot) -> bool:
+    def give_back(self, slot: Slot) -> bool:
         """Give a slot back, some of whose weights are newer than its step.
 
         The worker that pushed it sees to it, with the weights of its step. False if it was given
         back before: then that worker is dead.
         """
         trainer, number = self._trainer, self._number(slot)
-        if number in trainer._left:
+        if number in trainer._returned:
             return False
-        trainer._left.add(number)
-        trainer._mine.discard(number)
-        trainer._back.append(number)
+        trainer._returned.add(number)
+        trainer._assigned.discard(number)
+        trainer._to_return.append(number)
         trainer.ask_now()
         return True
 
-    def admits(self) -> Task:
+    def report_newer(self) -> Task:
         """Done when the scheduler knows that a slot with newer weights will be pushed."""
-        self._admits = Task("say that some weights are newer")
+        self._newer_reported = Task("say that some weights are newer")
         if self.closed is not None:
-            self._admits.finish(error=self.closed)
+            self._newer_reported.finish(error=self.closed)
         else:
-            self._trainer._newer.append(self._admits)
+            self._trainer._newer.append(self._newer_reported)
             self._trainer.ask_now()
-        return self._admits
+        return self._newer_reported
 
     def refuse(self, slot: Slot, why: str) -> None:
         """Its gradient cannot be pushed."""
-        self._trainer._mine.discard(self._number(slot))
+        self._trainer._assigned.discard(self._number(slot))
         self._trainer.refused[self._number(slot)] = why
 
     @property
@@ -133,7 +133,7 @@ class SlotStream:
 
     def waited(self, task: Task) -> None:
         """This task was awaited: account for the time since the last call or computation."""
-        self._trainer.spent.waited(task.held, IDLE if task is self._waits else COMMUNICATE)
+        self._trainer.times.waited(task.held, IDLE if task is self._waits else COMMUNICATE)
 
     def gradient(self, local: SlotRows, weights: Any, mean: bool) -> Task:
         """The summed loss and the gradient."""
@@ -150,7 +150,7 @@ class SlotStream:
     def compute(self, function: Callable[[], Any], cost: int, rows: int) -> Task:
         """Any other long computation: ``cost`` elements, for so many rows."""
         trainer = self._trainer
-        trainer.spent.computing()
+        trainer.times.computing()
         if (pace := trainer.pace) is not None:
 
             def delayed() -> Any:  # off the loop, which stays awake; ``close`` does not wait for it
@@ -162,7 +162,7 @@ class SlotStream:
             task = trainer.worker.compute(delayed, limits.INLINE_ELEMENTS + 1)
         else:
             task = trainer.worker.compute(function, cost)
-        task.then(lambda _: trainer.spent.computed())
+        task.then(lambda _: trainer.times.computed())
         return task
 
     def push(self, slot: Slot, local: SlotRows | None, loss: float, task: Task) -> None:
@@ -176,7 +176,7 @@ class SlotStream:
 
     def _pushed(self, slot: int, rows: int, loss: float, task: Task) -> None:
         trainer = self._trainer
-        trainer._mine.discard(slot)
+        trainer._assigned.discard(slot)
         if task.error is not None:
             # The strategy may wait in a pull for this very push: the trainer ends this incarnation.
             self.close(task.error)
@@ -211,7 +211,7 @@ class SlotStream:
         """This incarnation is over: a strategy that still runs here meets the error."""
         self.closed = error
         self.queue.clear()
-        for task in (self._waits, self._admits):
+        for task in (self._waits, self._newer_reported):
             if task is not None:
                 task.finish(error=error)
 
@@ -240,7 +240,7 @@ class Trainer:
         self.refused: dict[int, str] = {}
         self.low = 0  # slots in the queue at which more are asked for
         self.tallies: dict[Task, None] = {}  # in flight
-        self.spent = TimeAccounting(worker.clock, spans)
+        self.times = TimeAccounting(worker.clock, spans)
         self._life = 0  # the incarnation that the slots here were dealt to
         self._generation = 0  # when it began
         worker.on_fenced, worker.on_leaving = self._fenced, self.leave
@@ -249,18 +249,18 @@ class Trainer:
         self.closed = threading.Event()  # ends the delays of emulated computation
         self._stream = SlotStream(self)
         self._streams: dict[SlotStream, Task] = {}  # the first, and those of slots that came again
-        self._mine: set[int] = set()  # slots that are dealt to us, and neither pushed nor refused
+        self._assigned: set[int] = set()  # slots dealt to us, not pushed or refused yet
         self._highest = 0  # of those on the first stream
         self._counted: list[int] = []
-        self._back, self._left = list[int](), set[int]()  # slots to give back; all given back
+        self._to_return, self._returned = list[int](), set[int]()  # slots to give back; given back
         self._newer: list[Task] = []  # slots with newer weights: reported before they are pushed
         self._examples, self._loss = 0, 0.0
         self._rate = 0.0  # slots a second
         self._idle = _SOON
-        self._nap: Task | None = None
+        self._pause_task: Task | None = None
         self._done = self._measured = self._last = 0
         self._leaves_since = 0
-        self._most, self._taken = most, 0  # slots that it may have, and has had; 0: no bound
+        self._max_slots, self._slots_taken = most, 0  # 0: no bound; slots it has had
 
     def start(self) -> Task:
         """The task is done when this worker has nothing more to do."""
@@ -272,8 +272,8 @@ class Trainer:
 
     def ask_now(self) -> None:
         """Few slots are left: do not wait for the next report."""
-        if self._nap is not None:
-            self._nap.finish()
+        if self._pause_task is not None:
+            self._pause_task.finish()
 
     async def _work(self) -> None:
         """One incarnation after another, until nothing is left: a fenced one joins again."""
@@ -287,7 +287,7 @@ class Trainer:
             except ShoalError:
                 self._fenced()  # all other streams end with it
                 try:
-                    if not await goes_back(self.worker, self._generation):
+                    if not await is_rolling_back(self.worker, self._generation):
                         raise
                     while not self.over:  # until the rollback fences us, ask for nothing
                         await self._report(idle=True)
@@ -303,13 +303,13 @@ class Trainer:
         self._check_module()
         session = self.worker.client.session
         self._life, self._generation = session.incarnation, session.view.generation
-        self.spent.skip()
+        self.times.skip()
         self._run(self._stream)
         while self._streams:
             await self._report()
-            if self._most and self._taken >= self._most and not any(one.queue for one in self._streams):
-                self.leaving = True  # others may be what it waits for
-            if self._waits_in_vain():
+            if self._max_slots and self._slots_taken >= self._max_slots and not any(one.queue for one in self._streams):
+                self.leaving = True  # it may be waiting for slots of other workers
+            if self._is_stuck_leaving():
                 break
             for stream, task in list(self._streams.items()):
                 if task.done:
@@ -317,16 +317,16 @@ class Trainer:
                     del self._streams[stream]
                 elif stream.closed is not None:
                     raise stream.closed  # a push failed: the stream may wait for that push
-            self._nap = self.worker.sleep(self._pause())
-            await self._nap
+            self._pause_task = self.worker.sleep(self._pause())
+            await self._pause_task
         for task in list(self.tallies):
             await task
         if self.leaving and not self.strategy.in_steps:
             await self.worker.client.flush(TABLE)
         await self._report()
 
-    def _waits_in_vain(self) -> bool:
-        """It wants to leave, and its last slots are in a step that no worker completes.
+    def _is_stuck_leaving(self) -> bool:
+        """Whether it wants to leave, and its last slots are in a step that no worker completes.
 
         Perhaps all others want to leave, too. So it leaves: the worker that is dealt these slots
         again pushes them under the same numbers, and servers count them once.
@@ -343,7 +343,7 @@ class Trainer:
             what = (
                 f"the module of {self.worker.name} is not the run's: it has {start[1]}, the run's has {initial.about}"
             )
-            raise Invalid(f"{what}: see that every node makes it by the same code, from the same files, without chance")
+            raise Invalid(f"{what}: build it on every node by the same code, from the same files, without randomness")
 
     def _run(self, stream: SlotStream) -> None:
         self._streams[stream] = self.worker.start(self.strategy.run(stream))
@@ -356,12 +356,12 @@ class Trainer:
         """The slots of this incarnation are dealt to others; rows that were read stay."""
         self.over = False
         self._stream, self._streams, self.tallies = SlotStream(self), {}, {}
-        self._mine, self._highest, self._back, self._newer = set(), 0, [], []
+        self._assigned, self._highest, self._to_return, self._newer = set(), 0, [], []
         self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}
 
     async def _report(self, idle: bool = False) -> None:
         """Report what is counted and ask for more slots; ``idle``: ask for none."""
-        back, self._back = self._back, []
+        back, self._to_return = self._to_return, []
         client, leaving = self.worker.client, self.leaving
         if client.session.incarnation != self._life:  # a deal would be for the next incarnation
             raise Fenced(self.worker.name, self._life)
@@ -369,15 +369,15 @@ class Trainer:
             for stream in self._streams:
                 back += stream.queue
                 stream.queue.clear()
-            self._mine.difference_update(back)
-        more = 0 if idle else self._wanted()
+            self._assigned.difference_update(back)
+        more = 0 if idle else self._slots_to_request()
         counted, examples, loss, refused = self._counted, self._examples, self._loss, self.refused
         self._counted, self._examples, self._loss, self.refused = [], 0, 0.0, {}
         newer, self._newer = self._newer, []
-        holds = runs(sorted(self._mine))  # now: a slot that is counted later is in the next report
+        holds = runs(sorted(self._assigned))  # one that is counted later is in the next report
         sent, received = self._traffic()
-        filtered, left = client.session.filtered(), client.session.left()
-        spent, spans = self.spent.told()
+        filtered, left = client.session.filter_bytes(), client.session.remainder_norms()
+        spent, spans = self.times.take()
 
         def want(request: int) -> m.Message:
             return m.Want(
@@ -390,20 +390,20 @@ class Trainer:
         for task in newer:
             task.finish()
 
-    def _wanted(self) -> int:
+    def _slots_to_request(self) -> int:
         slots = self._rate * _AHEAD / limits.SECOND if self._rate else max(_FIRST, self._done)
         ahead = max(_FEWEST, min(MOST, int(slots)))
         self.low = ahead // 2
         more = 0 if self.leaving or self.over else max(0, ahead - len(self._stream.queue))
-        return max(0, min(more, self._most - self._taken)) if self._most else more
+        return max(0, min(more, self._max_slots - self._slots_taken)) if self._max_slots else more
 
     def _take(self, deal: m.Deal) -> None:
         self.void.update(deal.void)
         # A restarted coordinator does not know what it dealt us before.
-        again = [slot for slot in spread(deal.again, limits.LEDGER_WINDOW) if slot not in self._mine]
-        new = [slot for slot in spread(deal.slots, limits.LEDGER_WINDOW) if slot not in self._mine]
-        self._mine.update(again, new)
-        self._taken += len(again) + len(new)
+        again = [slot for slot in spread(deal.again, limits.LEDGER_WINDOW) if slot not in self._assigned]
+        new = [slot for slot in spread(deal.slots, limits.LEDGER_WINDOW) if slot not in self._assigned]
+        self._assigned.update(again, new)
+        self._slots_taken += len(again) + len(new)
         if self.strategy.in_steps:  # a stream's slots ascend: others on it may wait for a lower one
             again += [slot for slot in new if slot < self._highest]
             new = [slot for slot in new if slot >= self._highest]
@@ -418,7 +418,7 @@ class Trainer:
             for stream in self._streams:
                 stream.queue.clear()  # all is counted, by whichever worker
         gone = set(spread(deal.late, limits.LEDGER_WINDOW))
-        self._mine -= gone
+        self._assigned -= gone
         for stream in self._streams:
             if gone:
                 stream.queue = deque(slot for slot in stream.queue if slot not in gone)

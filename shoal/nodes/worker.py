@@ -35,14 +35,14 @@ class Worker:
         self.clock: Callable[[], int] = lambda: self.now  # or a finer one
         self.joined = Task("join the cluster")
         self.on_fenced: Callable[[], None] | None = None
-        self.on_leaving: Callable[[], None] | None = None  # somebody asked it to go
+        self.on_leaving: Callable[[], None] | None = None  # it was asked to leave
         self._coroutines: list[tuple[Coroutine[Task, None, Any], Task, Task]] = []  # awaits, result
         self._sleepers: list[tuple[int, Task]] = []  # until when
         self._computing: dict[int, Task] = {}
         self._effects: list[Effect] = []
         self._token = 0
         self._locked_out: Refused | None = None  # the coordinator does not accept our key
-        self._due = 0  # when there is something to do, whatever comes
+        self._wake_at = 0  # when there is something to do without an event
 
     def start(self, coroutine: Coroutine[Task, None, Any]) -> Task:
         whole, first = Task(getattr(coroutine, "__name__", "a coroutine")), Task("start")
@@ -75,7 +75,7 @@ class Worker:
             if event.error is not None and not isinstance(event.error, Exception):
                 raise event.error
             task.finish(event.result, event.error)
-        if now >= self._due or isinstance(event, Tick):
+        if now >= self._wake_at or isinstance(event, Tick):
             effects += self.member.tick(now)
             self._check_hello(now)
             effects += self.client.tick(now)
@@ -89,8 +89,8 @@ class Worker:
         if self._effects:
             effects += self._effects
             self._effects = []
-        self._due = self._next()
-        effects.append(Wake(self._due))
+        self._wake_at = self._next_deadline()
+        effects.append(Wake(self._wake_at))
         return effects
 
     def leave(self) -> list[Effect]:
@@ -109,12 +109,12 @@ class Worker:
             self.client.fenced()
             if self.on_fenced is not None:
                 self.on_fenced()
-        self._locked_out = Refused(event.sender, change.refused) if change.for_good else None
-        if change.refused and not (change.may_pass and self.client.dispatcher.patient):
+        self._locked_out = Refused(event.sender, change.refused) if change.permanent else None
+        if change.refused and not (change.transient and self.client.dispatcher.patient):
             self.joined.finish(error=Refused(event.sender, change.refused))
             self.client.fail_all(Refused(event.sender, change.refused))
         if change.view:
-            self.member.shown = self.member.view.number
+            self.member.active_view = self.member.view.number
             effects += self.client.take_view(now, self.member.view, self.member.incarnation)
             mine = next((one for one in self.member.view.members if one.name == self.name), None)
             if mine is not None and mine.leaving and self.on_leaving is not None:
@@ -146,19 +146,18 @@ class Worker:
                 whole.finish(error=error)
         return resumed
 
-    def _next(self) -> int:
+    def _next_deadline(self) -> int:
         times = [self.member.next, *(until for until, _ in self._sleepers)]
         if self.client.dispatcher.inflight.requests:
             times.append(self.client.dispatcher.inflight.next)
         return min(times)
 
 
-async def goes_back(worker: Worker, generation: int) -> bool:
+async def is_rolling_back(worker: Worker, generation: int) -> bool:
     """Whether the newest view shows a rollback, or a segment of the run without a server."""
     await worker.client.refresh()
     view, group = worker.client.session.view, worker.client.session.group
     ours = [one for one in view.tables if namespace(one.name) == group]
     there = any(one.name == whole(TABLE, group) for one in ours)
-    # Also a table beside the weights, such as the tally: a run goes back when a part of any is
-    # lost.
+    # Other tables count too, such as the tally: a lost segment of any of them causes a rollback.
     return view.generation != generation or not there or any(not place.servers for t in ours for place in t.places)

@@ -190,12 +190,12 @@ def _state(
     from shoal.nodes.factory import state_to_resume
     from shoal.nodes.journal import JournalFile
     from shoal.nodes.membership_journal import split
-    from shoal.nodes.scheduler_journal import folded
+    from shoal.nodes.scheduler_journal import replayed
     from shoal.schedule.intervals import Intervals
 
     state = state_to_resume(manifest, was, job, dataset.train.rows, seconds)
     journal = JournalFile(path / "coordinator.journal")
-    known = folded(split(journal.records)[1]).counted
+    known = replayed(split(journal.records)[1]).counted
     journal.close()
     again = Intervals(known).without(state.counted).runs
     resumed = Resumed(seconds=state.account.seconds, checkpoint=manifest.number, steps=manifest.steps, slots=again)

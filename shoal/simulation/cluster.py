@@ -160,7 +160,7 @@ class SimulatedCluster:
         return list(self.coordinator.roster.tables.values())
 
     def incarnations(self) -> list[int]:
-        return [person.member.incarnation for person in self.coordinator.roster.people.values()]
+        return [person.member.incarnation for person in self.coordinator.roster.members.values()]
 
     def may_lose(self, name: str) -> bool:
         """Whether another live server holds every segment that this server holds."""
@@ -186,7 +186,7 @@ class SimulatedCluster:
         so copies do not protect from it.
         """
         server = self.servers.get(name)
-        free = any(one not in place.servers and not roster.people[one].suspected for one in roster.staying())
+        free = any(one not in place.servers and not roster.members[one].suspected for one in roster.staying())
         if server is None or free:
             return
         for member in server.member.view.members:
@@ -200,7 +200,7 @@ class SimulatedCluster:
         count alone as soon as it has the view. If it dies then, nobody knows whether the backup
         has everything, so the request makes the primary the last copy.
         """
-        lives = {name: person.member.incarnation for name, person in roster.people.items()}
+        lives = {name: person.member.incarnation for name, person in roster.members.items()}
         return {
             (sender, shrink.server)
             for sender, _, shrink in self.world.under_way(Shrink)
@@ -230,8 +230,8 @@ class SimulatedCluster:
         if weather.cuts.get((name, COORDINATOR), 0) > world.now:
             return False
         host = world.hosts.get(COORDINATOR)
-        person = self.coordinator.roster.people.get(name)
-        return host is None or person is None or world.local_time(host) - person.heard < self.plan.timing.suspect
+        person = self.coordinator.roster.members.get(name)
+        return host is None or person is None or world.local_time(host) - person.last_seen < self.plan.timing.suspect
 
     def _rosters(self) -> Iterator[Roster]:
         """The coordinator's roster, and the one after a crash now."""
@@ -245,7 +245,8 @@ class SimulatedCluster:
     def _holds(self, roster: Roster, name: str) -> bool:
         if name not in self.world.hosts or name in self.world.twins:
             return False
-        return name in roster.people and roster.people[name].member.incarnation == self.servers[name].member.incarnation
+        member = self.servers[name].member
+        return name in roster.members and roster.members[name].member.incarnation == member.incarnation
 
     def all_here(self) -> bool:
         roster = self.coordinator.roster
@@ -253,7 +254,7 @@ class SimulatedCluster:
 
     def all_know(self) -> bool:
         newest = self.coordinator.roster.number
-        return all(server.member.shown == newest for server in self.servers.values())
+        return all(server.member.active_view == newest for server in self.servers.values())
 
     def whole(self) -> bool:
         """Whether all servers are members and every segment has all its copies."""

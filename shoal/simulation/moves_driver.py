@@ -180,7 +180,7 @@ class ElasticDriver:
         self.cluster.start_again(name)
 
     def _released(self, name: str) -> None:
-        person = self.cluster.coordinator.roster.people.get(name)
+        person = self.cluster.coordinator.roster.members.get(name)
         ours = person is not None and person.member.incarnation == self.cluster.servers[name].member.incarnation
         for table in self.cluster.tables() if ours else ():  # else a former life of it did
             if held := [segment for segment, place in enumerate(table.places) if name in place.servers]:

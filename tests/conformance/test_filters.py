@@ -239,7 +239,7 @@ def test_what_was_counted_and_what_is_left_make_what_was_pushed(kv: shoal.KV, na
                 found = kv.push(name, listed, rows, ahead=ahead).result(PATIENCE)
                 assert ahead is None or len(found) == len(ahead)
     counted = kv.pull(name, np.arange(SPAN), exact=True).result(PATIENCE).reshape(SPAN, width)
-    left, lost = kv._client.session.left()
+    left, lost = kv._client.session.remainder_norms()
     if not any(one.name in ("float16", "bfloat16", "int8", "one_bit", "rounded") for one in named):
         assert len(kv.pull(name, np.arange(SPAN)).result(PATIENCE)) == SPAN
     kv.flush(name).result(PATIENCE)

@@ -143,7 +143,7 @@ def test_what_cannot_be_asked_is_refused_where_it_is_asked(threads: Cluster) -> 
         (lambda: kv.call("x", [1, 2], "count"), BadKeys, "asked of a range"),
         (lambda: kv.call("h", slice(0, 9), "count"), BadKeys, "have no order"),
         (lambda: kv.call("x", slice(None), "count", servers=["server-7"]), Invalid, "holds nothing of table 'x'"),
-        (lambda: kv.call("x", slice(None), "count", servers=[]), Invalid, "nobody is named"),
+        (lambda: kv.call("x", slice(None), "count", servers=[]), Invalid, "no server is named"),
         (lambda: kv.call("x", slice(None), "count", servers=3), Invalid, "names of servers are needed"),
         (lambda: kv.call("x", slice(None), "top", k=0), Invalid, "1 to 65,536 keys"),
         (lambda: kv.call("y", slice(None), "count"), UnknownTable, "no table 'y'"),

@@ -117,7 +117,7 @@ def test_a_worker_that_leaves_in_order_pushes_what_it_had_left(rows: Dataset) ->
     ship.until(lambda: ship.slots_done() > 20)
     ship.trainers["worker-1"].leave()
     ship.until(lambda: ship.ends["worker-1"].done)
-    assert ship.trainers["worker-1"].worker.client.session.left() == (0.0, 0.0)
+    assert ship.trainers["worker-1"].worker.client.session.remainder_norms() == (0.0, 0.0)
     assert ship.home().scheduler.traffic.remainder()[1] == 0
 
 

@@ -116,17 +116,17 @@ def test_a_member_of_one_group_cannot_touch_what_is_anothers(cluster: ProcessClu
     with in_group(cluster, "a") as ann, in_group(cluster, "b") as eve:
         ann.create("w", shoal.Dense(rows=8))
         ann.push("w", [1], [5.0]).result(WITHIN)
-        with pytest.raises(Invalid, match="of group 'b' and may not push"):
+        with pytest.raises(Invalid, match="in group 'b' and may not push"):
             eve.push("a/w", [1], [1.0]).result(WITHIN)
         with pytest.raises(Invalid, match="may not read"):
             eve.pull("a/w", [1]).result(WITHIN)
         for hostile in (lambda: eve.drop("a/w"), lambda: eve.set_max_delay("a/w", 3), lambda: eve.dissolve("a")):
-            with pytest.raises(Invalid, match="of group 'b'"):
+            with pytest.raises(Invalid, match="in group 'b'"):
                 hostile()
-        with pytest.raises(Invalid, match="operator's to say"):
+        with pytest.raises(Invalid, match="only the operator sets"):
             eve.allow("b", mb=1_000_000)
         eve._client.session.group = ""  # a client that names tables as if it were of no group is known for what it is
-        with pytest.raises(Invalid, match="of group 'b'"):
+        with pytest.raises(Invalid, match="in group 'b'"):
             eve.create("w", shoal.Dense(rows=8))
         operator.allow("b", reads=["a"])
         assert eve.pull("a/w", [1]).result(WITHIN).tolist() == [5.0]

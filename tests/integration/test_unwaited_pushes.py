@@ -86,7 +86,7 @@ def test_what_filters_kept_back_is_told_of_when_a_client_is_closed(caplog: pytes
         with cluster.client("bob") as kv:
             kv.create("w", shoal.Dense(rows=4, filters=[shoal.Significant(0.5)]))
             kv.push("w", slice(None), np.full(4, 0.25, np.float32)).result()
-        assert "bob: filters of table 'w' have kept back values of size 0.5" in caplog.text
+        assert "bob: filters of table 'w' hold back values of norm 0.5" in caplog.text
         caplog.clear()
         with cluster.client("ann") as kv:
             kv.push("w", slice(None), np.full(4, 0.25, np.float32)).result()

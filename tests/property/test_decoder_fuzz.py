@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.errors import WireError
 from shoal.keys import KeyRange
 from shoal.limits import PROTOCOL, SECOND
-from shoal.nodes.server import Server, longest
+from shoal.nodes.server import Server, max_wait
 from shoal.store.table.update import Assign
 from shoal.tables import Dense, Sparse, Step, Table
 from shoal.timing import DEFAULT
@@ -213,7 +213,7 @@ class House:
 
     def later(self) -> list[m.Message]:
         """What is said to those who came too soon, and have waited for as long as they may."""
-        self.now += longest(DEFAULT)
+        self.now += max_wait(DEFAULT)
         return self.feed(Tick())
 
     def contents(self) -> tuple[int, bytes]:

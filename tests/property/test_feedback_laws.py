@@ -159,21 +159,24 @@ def test_a_push_that_is_refused_for_good_gives_back_what_it_took() -> None:
     harbour = Harbour(1, spec_of(True, [shoal.Significant(10.0)]), 0.0, 0.0)
     harbour.do(0, lambda client: client.push("t", [1, 2], [3.0, 4.0]))
     client = harbour.clients[0].client
-    assert client.session.left() == (5.0, 0.0)
+    assert client.session.remainder_norms() == (5.0, 0.0)
     harbour.drop = lambda sender, to, message: True
     task = harbour.start(0, lambda client: client.push("t", [1, 2], [20.0, 0.0]))
-    assert client.session.left()[0] < 5.0  # taken out: it is on its way
+    assert client.session.remainder_norms()[0] < 5.0  # taken out: it is on its way
     request = next(iter(client.dispatcher.inflight.requests))
     to = client.dispatcher.inflight.requests[request].to
     client.handle(harbour.now, to, m.Refusal(request, "full", "no memory"), ())
-    assert task.error is not None and client.session.left() == (5.0, 0.0)
+    assert task.error is not None and client.session.remainder_norms() == (5.0, 0.0)
 
 
 def test_what_a_life_left_is_gone_with_it() -> None:
     harbour = Harbour(1, spec_of(True, [shoal.Significant(10.0)]), 0.0, 0.0)
     harbour.do(0, lambda client: client.push("t", [1, 2], [3.0, 4.0]))
     harbour.clients[0].client.fenced()
-    assert harbour.clients[0].client.session.left() == (0.0, 0.0) and harbour.clients[0].client.session.filtered() == {}
+    assert (
+        harbour.clients[0].client.session.remainder_norms() == (0.0, 0.0)
+        and harbour.clients[0].client.session.filter_bytes() == {}
+    )
 
 
 def test_a_value_that_sixteen_bits_cannot_hold_comes_in_parts_or_is_refused() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shoal.cluster import placement
-from shoal.cluster.rebalance import WantedMove, plan, split, together
+from shoal.cluster.rebalance import WantedMove, atomic_groups, plan, split
 from shoal.limits import COPIES_WITHIN, LOAD_ABOVE, MOVE_BYTES
 from shoal.tables import Dense
 from shoal.wire.messages import Replicas, TablePlaces
@@ -141,11 +141,11 @@ def test_what_is_under_way_is_left_alone_and_nobody_who_leaves_is_given_anything
 ) -> None:
     tables, servers, leaving, _ = found
     every = [(table.number, segment) for table in tables for segment in range(len(table.places))]
-    under_way = data.draw(st.lists(st.sampled_from(every), unique=True))
+    in_flight = data.draw(st.lists(st.sampled_from(every), unique=True))
     numbers = {table.name: table.number for table in tables}
-    moves = plan(tables, servers, leaving=leaving, under_way=under_way)
+    moves = plan(tables, servers, leaving=leaving, in_flight=in_flight)
     for one in moves:
-        assert (numbers[one.table], one.segment) not in under_way
+        assert (numbers[one.table], one.segment) not in in_flight
         assert one.target in servers or not one.target
         place = next(table for table in tables if table.name == one.table).places[one.segment]
         assert one.source in place.servers
@@ -231,7 +231,7 @@ def test_a_segment_that_alone_is_above_the_mean_is_split_where_its_load_is_halve
     told = split([table], ["ann", "bob"], loads, {1: {0: 17}})
     assert told is not None and told.at == 17
     assert split([table], ["ann", "bob"], loads, {1: {0: 0}}) is None  # one key has it all: it cannot be two
-    assert split([table], ["ann", "bob"], loads, {}, under_way=[(1, 3)]) is None
+    assert split([table], ["ann", "bob"], loads, {}, in_flight=[(1, 3)]) is None
 
 
 def test_only_so_much_is_on_its_way_between_two_servers() -> None:
@@ -247,10 +247,10 @@ def test_a_trade_is_on_its_way_as_a_whole_or_not_at_all() -> None:
     table = table_of(1, [("ann",), ("ann",), ("bob",), ("bob",)])
     loads = {1: {0: 9_000.0, 1: 8_000.0, 2: 1_000.0, 3: 500.0}}
     moves = plan([table], ["ann", "bob"], loads=loads)
-    assert [len(those) for those in together(moves)] == [2]
+    assert [len(those) for those in atomic_groups(moves)] == [2]
     assert {one.gain for one in moves} == {"ann was asked for 1.84 times the mean, 1.03 after this exchange"}
     alone = [WantedMove(one.table, one.segment, one.source, one.target, one.why) for one in moves]
-    assert [len(those) for those in together(alone)] == [1, 1]
+    assert [len(those) for those in atomic_groups(alone)] == [1, 1]
     big = TablePlaces(1, "w", Dense(rows=SPAN, width=4_096), table.starts, table.places)
     assert (
         len(plan([big], ["ann", "bob"], loads=loads)) == 2
@@ -261,5 +261,5 @@ def test_trades_go_on_until_nobody_is_much_above_the_mean_and_each_keeps_the_cou
     table = table_of(1, [("ann",)] * 8 + [("bob",)] * 8)
     loads = {1: {i: 10_000.0 + i if i < 8 else 10.0 * i for i in range(16)}}
     moves = plan([table], ["ann", "bob"], loads=loads)
-    assert [len(those) for those in together(moves)] == [2] * 4
+    assert [len(those) for those in atomic_groups(moves)] == [2] * 4
     assert plan(done([table], moves), ["ann", "bob"], loads=loads) == []

@@ -24,7 +24,7 @@ def begun(servers: int, copies: int) -> StoreRun:
 
 def leaving(run: StoreRun, name: str) -> None:
     run.world.send("operator", COORDINATOR, m.Drain(1 << 40, name))
-    assert run._until(lambda: run.cluster.coordinator.roster.people[name].member.leaving, limits.SECOND)
+    assert run._until(lambda: run.cluster.coordinator.roster.members[name].member.leaving, limits.SECOND)
 
 
 def knows(run: StoreRun, name: str) -> bool:
@@ -37,7 +37,7 @@ def test_one_that_stays_is_the_last_copy_as_soon_as_its_word_that_it_does_withou
     leaving(run, "server-0")
     assert not knows(run, "server-1") and run.cluster.may_lose("server-1")  # it has not said anything yet
     assert run._until(lambda: knows(run, "server-1"), limits.SECOND)
-    person = run.cluster.coordinator.roster.people["server-1"]
+    person = run.cluster.coordinator.roster.members["server-1"]
     assert person.view < run.cluster.coordinator.roster.number, "its word has not come yet"
     places = [place for table in run.cluster.tables() for place in table.places]
     assert all(sorted(place.servers) == ["server-0", "server-1"] for place in places)

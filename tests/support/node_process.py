@@ -48,7 +48,7 @@ def stand(post: Post) -> None:
         journal = JournalFile(Path(post.journal) if post.journal else None)
         journal.rewrite(needed(journal.records))
         node = Coordinator(post.name, post.copies, journal.records)
-        node.also, node.check_address = transport.counters, safety.check
+        node.process_counts, node.check_address = transport.counters, safety.check
         run = Loop(node, transport, journal).run
     else:
         transport.connect(limits.COORDINATOR, post.coordinator)

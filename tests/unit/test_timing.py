@@ -187,7 +187,7 @@ def test_who_is_silent_for_the_time_that_was_set_is_removed() -> None:
     while now < SECOND + QUICKER.dead - QUICKER.heartbeat:
         now += QUICKER.heartbeat
         coordinator.handle(now, Tick())
-        assert "ann" in coordinator.roster.people
+        assert "ann" in coordinator.roster.members
     coordinator.handle(SECOND + QUICKER.dead, Tick())
     assert coordinator.roster.lost == {"ann": "silent for 1 s"}
 

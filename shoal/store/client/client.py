@@ -37,7 +37,7 @@ from shoal.store.client.operation import (
     PullOperation,
     PushOperation,
     StatusOperation,
-    calling,
+    call_operation,
     check_span,
 )
 from shoal.store.client.session import Session
@@ -61,7 +61,9 @@ class Client:
     def __init__(self, name: str, role: str = "client", coordinator: str = "coordinator", seed: int = 0) -> None:
         self.session = Session(name, role, coordinator)
         self.dispatcher = Dispatcher(self.session, seed)
-        # Its node calls these, too; one call less for every message.
+        # The node (``Worker``) calls these, bound here to save a call per message: ``submit``
+        # starts queued operations, ``handle`` takes an answer, ``tick`` resends. When one of them
+        # finishes a task, the node resumes the coroutine that awaits it (``Worker._resume``).
         self.submit, self.handle, self.tick = self.dispatcher.submit, self.dispatcher.handle, self.dispatcher.tick
         self.fail_all = self.dispatcher.fail_all
 
@@ -71,7 +73,7 @@ class Client:
 
     def fenced(self) -> None:
         """This incarnation is over; the next one starts from nothing."""
-        # What was under way may or may not be counted.
+        # Operations in flight may or may not be counted.
         self.dispatcher.fail_all(Fenced(self.session.name, self.session.incarnation))
         self.session.reset()
 
@@ -116,7 +118,7 @@ class Client:
                 raise Invalid(f"table {table!r}: such a push cannot pull other keys as well; push, then pull")
             if isinstance(ahead, KeyList):
                 self._check_last(layout, ahead.last)
-        given, places = self._given(layout, keys, values, void)
+        given, places = self._prepare(layout, keys, values, void)
         task = Task(f"push {len(given):,} keys to {table!r}", _tasks(after))
         if (values := shortened(given.values, spec.wire)) is None:
             raise too_large(given.values, spec.wire)
@@ -126,7 +128,7 @@ class Client:
             op.filters.check(given.values)
         op.slot, op.step, op.void, op.clock = slot, step, void, clock
         op.pull = pull = pull or ahead is not None
-        op.listed = _again(layout, keys)
+        op.listed = _reusable_list(layout, keys)
         if isinstance(spec.apply, Each) and self.session.role == "worker" and step != 0:
             op.in_step = True
             op.own_clock = pull and clock is None
@@ -172,7 +174,7 @@ class Client:
             if not isinstance(layout.spec.apply, Step):
                 raise Invalid(f"table {table!r} has no steps: name a clock, not a slot")
             clock = layout.spec.apply.step_of(_slot(slot))
-        op = self._pulling(layout, keys, clock, _tasks(after))
+        op = self._pull_operation(layout, keys, clock, _tasks(after))
         op.clocks = clocks
         op.form = "float32" if exact else layout.spec.wire
         op.filters = None if exact else self.session.filters_of(layout)
@@ -187,9 +189,9 @@ class Client:
     def flush(self, table: str, *, after: Task | Sequence[Task] = ()) -> Task:
         layout = self.session.layout(table)
         if isinstance(layout.spec.apply, Step):
-            raise Invalid(f"table {table!r} is updated in steps: what filters left goes with the next slots")
+            raise Invalid(f"table {table!r} is updated in steps: the residual of filters goes with the next slots")
         task = Task(f"push what is left of {table!r}", (*self.dispatcher.tasks(), *_tasks(after)))
-        op = PushOperation(task, layout.number, _nothing(layout.spec), None, layout.spec.width, layout.spec.wire)
+        op = PushOperation(task, layout.number, _no_values(layout.spec), None, layout.spec.width, layout.spec.wire)
         op.filters, op.exact = self.session.filters_of(layout), True
         return self.dispatcher.add(op)
 
@@ -242,15 +244,15 @@ class Client:
         after: Task | Sequence[Task] = (),
         **settings: float,
     ) -> Task:
-        op = calling(self.session.layout(table), keys, question, servers, _tasks(after), settings)
+        op = call_operation(self.session.layout(table), keys, question, servers, _tasks(after), settings)
         return self.dispatcher.add(op)
 
-    def _given(self, layout: Layout, keys: Any, values: Any, void: bool) -> tuple[KeyValues, Any]:
+    def _prepare(self, layout: Layout, keys: Any, values: Any, void: bool) -> tuple[KeyValues, Any]:
         """Sorted keys without repeats, their values, and the place of each of the caller's rows."""
         spec = layout.spec
         if void:
-            return _nothing(spec), None
-        found, places = self._resolved(layout, keys)
+            return _no_values(spec), None
+        found, places = self._resolve_keys(layout, keys)
         if isinstance(found, KeyRange) and spec.hashed:
             raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: push a list of keys")
         rows = as_values(values, len(found) if places is None else len(places), spec.push_width)
@@ -266,7 +268,7 @@ class Client:
             raise BadValues("values under a repeated key add up to more than float32 holds: nothing was sent")
         return KeyValues(found, summed), places
 
-    def _resolved(self, layout: Layout, keys: Any) -> tuple[Keys | KeyRange, Any]:
+    def _resolve_keys(self, layout: Layout, keys: Any) -> tuple[Keys | KeyRange, Any]:
         """One range, or sorted keys without repeats and the place of each of the caller's keys."""
         spec = layout.spec
         if isinstance(keys, KeyList):
@@ -292,15 +294,15 @@ class Client:
         if last >= layout.spec.span:
             raise BadKeys(f"key {last} of table {layout.name!r}: its keys are 0 to {layout.spec.span - 1}")
 
-    def _pulling(self, layout: Layout, keys: Any, clock: int | None, after: tuple[Task, ...]) -> PullOperation:
+    def _pull_operation(self, layout: Layout, keys: Any, clock: int | None, after: tuple[Task, ...]) -> PullOperation:
         spec = layout.spec
-        listed, places = self._resolved(layout, keys)
+        listed, places = self._resolve_keys(layout, keys)
         if spec.hashed and isinstance(listed, KeyRange) and listed != KeyRange(0, limits.KEY_LIMIT):
             raise BadKeys(f"table {layout.name!r} is hashed, so its keys have no order: pull a list of keys, or all")
         what = str(listed) if isinstance(listed, KeyRange) else f"{len(listed):,} keys"
         task = Task(f"pull {what} of {layout.name!r}", after)
         op = PullOperation(task, layout.number, listed, places, spec.width)
-        op.listed = _again(layout, keys)
+        op.listed = _reusable_list(layout, keys)
         op.clock = clock
         op.live = isinstance(spec, Sparse) and isinstance(listed, KeyRange)
         op.hashed = spec.hashed
@@ -320,7 +322,7 @@ class Client:
     def _enter(self, layout: Layout) -> Task:
         """The pull that enters this worker in a table; an empty one if it pushes first."""
         if layout.number not in self.session.entered:
-            self.dispatcher.add(self._pulling(layout, (), None, ()))
+            self.dispatcher.add(self._pull_operation(layout, (), None, ()))
         return self.session.entered[layout.number]
 
     def _name(self, name: object) -> str:
@@ -334,13 +336,13 @@ class Client:
             raise Invalid(f"{self.session.name} is a {self.session.role}: only a worker has a clock and can {what}")
 
 
-def _again(layout: Layout, keys: Any) -> KeyList | None:
+def _reusable_list(layout: Layout, keys: Any) -> KeyList | None:
     if not isinstance(keys, KeyList):
         return None
     return as_hashed(keys)[0] if layout.spec.hashed else keys
 
 
-def _nothing(spec: Table) -> KeyValues:
+def _no_values(spec: Table) -> KeyValues:
     return KeyValues(np.empty(0, np.uint64), np.empty((0, spec.push_width), np.float32))
 
 

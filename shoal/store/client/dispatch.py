@@ -1,4 +1,4 @@
-"""Operations under way: started in turn, sent, resent, and completed from the answers.
+"""Operations in progress: started in turn, sent, resent, and completed from the answers.
 
 An operation starts when the tasks it follows are done and the byte window has room. It is split
 over the servers by the view of that moment; a request is for all that one server held by it. After
@@ -43,17 +43,17 @@ from shoal.wire.effects import Effect
 
 
 class Dispatcher:
-    """The operations that one client has under way."""
+    """The operations of one client that are queued or in flight."""
 
     def __init__(self, session: Session, seed: int = 0) -> None:
         self.patient = False  # keeps asking silent servers: membership says when one has left
         self.inflight = Inflight(seed)
-        self.failed: list[Task] = []  # pushes that failed, in case nobody asks for the result
+        self.failed: list[Task] = []  # pushes that failed: reported if no result is read
         self.running: dict[int, Operation] = {}  # by request: an operation is here once per request
         self._session = session
         self._queue: deque[Operation] = deque()  # not started; any thread appends
         self._refresh: Task | None = None  # asks for the newest view
-        self._again: list[Operation] = []  # some of their requests must be sent again
+        self._to_resend: list[Operation] = []  # some of their requests must be sent again
         self._bytes = 0  # in flight
 
     def add(self, op: Operation) -> Task:
@@ -66,7 +66,7 @@ class Dispatcher:
         return [op.task for op in self._operations()]
 
     def pushes(self) -> list[Task]:
-        """Pushes under way, without slots that wait for other slots of their step."""
+        """Pushes in flight, without slots that wait for other slots of their step."""
         self._requeue()
         ops = [op for op in self._operations() if isinstance(op, PushOperation)]
         return [op.task for op in ops if op.slot is None or not op.task.held]
@@ -77,12 +77,12 @@ class Dispatcher:
     # ------------------------------------------------------------ starting
 
     def _requeue(self) -> None:
-        """Put what goes again before all that was never started, in the order of their start."""
-        if self._again:
+        """Queue operations to resend before all that never started, in the order of their start."""
+        if self._to_resend:
             started: list[Operation] = []
             while self._queue and self._queue[0].started:  # never iterate: other threads append
                 started.append(self._queue.popleft())
-            again, self._again = self._again, []
+            again, self._to_resend = self._to_resend, []
             self._queue.extendleft(sorted([*started, *again], key=lambda op: op.started, reverse=True))
 
     def submit(self, now: int) -> list[Effect]:
@@ -93,7 +93,7 @@ class Dispatcher:
         waiting: list[Operation] = []
         self._requeue()
         # Held requests do not count: a step may wait for slots that this client has yet to send.
-        while self._queue and len(self.inflight.requests) - self.inflight.held_now < limits.CLIENT_REQUESTS:
+        while self._queue and len(self.inflight.requests) - self.inflight.held_count < limits.CLIENT_REQUESTS:
             op = self._queue.popleft()
             if op.task.done:
                 continue
@@ -116,10 +116,10 @@ class Dispatcher:
     def _start(self, now: int, op: Operation) -> list[Effect]:
         session, before = self._session, self._session.requests
         op.started = op.started or before + 1
-        asked: list[str] | None = None
+        targets: list[str] | None = None
         try:
             if op.resend:
-                asked = self._restart(op)
+                targets = self._restart(op)
             requests = op.requests(session)
         except Exception as error:  # the mistake of one call must not become another's
             for number in range(before, session.requests):
@@ -129,7 +129,7 @@ class Dispatcher:
         if isinstance(op, PushOperation | PullOperation | StatusOperation):
             layout = session.layout_of(op.table)
             op.since = layout.since
-            op.split_by.update(dict.fromkeys(layout.servers if asked is None else asked, layout))
+            op.split_by.update(dict.fromkeys(layout.servers if targets is None else targets, layout))
         elif isinstance(op, ParkOperation):
             op.since = session.since
         if not requests and not op.waiting:
@@ -187,7 +187,7 @@ class Dispatcher:
             case m.SegmentsMoved(_, view):
                 effects += self._moved(now, op, view, [sender])
             case m.Rollback():
-                self._end(op, error=Refused(sender, "the cluster rolled back to a checkpoint while this was under way"))
+                self._end(op, error=Refused(sender, "the cluster rolled back to a checkpoint while this was in flight"))
             case m.Refusal(_, kind, reason):
                 self._end(op, error=_refusal(sender, kind, reason))
             case _ if (found := op.opened(message, arrays)) is None or not op.accepts(request, message, found):
@@ -246,7 +246,7 @@ class Dispatcher:
     # ------------------------------------------------------------ placement changes
 
     def _moved(self, now: int, op: Operation, view: int, servers: Sequence[str]) -> list[Effect]:
-        """These servers gave away what they were asked for: send it again by a view this new."""
+        """These servers gave the segments away: resend by a view at least this new."""
         self._session.counts["moved"] += 1
         op.refused += servers
         for pending in inflight_requests(op, self.inflight):
@@ -255,12 +255,11 @@ class Dispatcher:
         op.task.waits_for = f"view {view}"
         if not op.resend:
             op.resend = True
-            self._again.append(op)
+            self._to_resend.append(op)
         if view <= self._session.view.number:
             return []
         effects: list[Effect] = []
-        # One for all that wait for it.
-        if self._refresh is None or self._refresh.done:
+        if self._refresh is None or self._refresh.done:  # one for all that wait for it
             refresh = Admin(Task("refresh the view"), m.Refresh)
             self._refresh = refresh.task
             effects = self._start(now, refresh)
@@ -268,7 +267,7 @@ class Dispatcher:
         return effects
 
     def _restart(self, op: Operation) -> list[str] | None:
-        """Close the requests that go again; the servers to ask (None: all)."""
+        """Close the requests to resend; returns the servers to ask (None: all)."""
         servers = None
         if isinstance(op, PushOperation | PullOperation):
             servers = servers_to_ask(op, self._session.layout_of(op.table), self.inflight)
@@ -283,7 +282,7 @@ class Dispatcher:
         return servers
 
     def view_changed(self, now: int) -> list[Effect]:
-        """The session has a new view: send again what it affects, and fail what is lost."""
+        """The session has a new view: resend or fail the requests that it affects."""
         session, view = self._session, self._session.view
         self.inflight.timing = view.timing
         if self._refresh is not None:
@@ -297,24 +296,24 @@ class Dispatcher:
                 except UnknownTable as error:
                     self._end(op, error=error)
                     continue
-                asked = [pending.to for pending in inflight_requests(op, self.inflight)]
-                gone = next((server for server in asked if server not in alive), None)
+                targets = [pending.to for pending in inflight_requests(op, self.inflight)]
+                gone = next((server for server in targets if server not in alive), None)
                 if gone is not None and layout.is_lost:
                     self._end(op, error=SegmentsLost(layout.name, gone))
                 elif gone is not None or op.since != layout.since:
                     servers = refused_servers(op, layout, alive, self.inflight)
                     effects += self._moved(now, op, view.number, servers) if servers else []
             elif isinstance(op, ParkOperation):
-                asked = [pending.to for pending in inflight_requests(op, self.inflight)]
-                if op.since != session.since or any(server not in alive for server in asked):
-                    # The new primary has not heard of it.
-                    effects += self._moved(now, op, view.number, asked)
+                targets = [pending.to for pending in inflight_requests(op, self.inflight)]
+                if op.since != session.since or any(server not in alive for server in targets):
+                    # The new primary does not know of it.
+                    effects += self._moved(now, op, view.number, targets)
         return effects + self.submit(now)
 
     # ------------------------------------------------------------ time
 
     def tick(self, now: int) -> list[Effect]:
-        """Send again what is due, and fail what has had no answer for too long."""
+        """Resend the requests that are due; fail those without an answer for too long."""
         effects, silent = self.inflight.tick(now)
         for pending in silent:
             op, view = self.running.get(pending.request), self._session.view
@@ -341,7 +340,7 @@ def refused_servers(op: Operation, layout: Layout, alive: Collection[str], infli
     found: list[str] = []
     for pending in inflight_requests(op, inflight):
         then = op.split_by.get(pending.to)
-        if pending.to not in alive or not op.may_keep or then is None:
+        if pending.to not in alive or not op.can_keep_answers or then is None:
             found.append(pending.to)
         elif then is not layout and pending.to not in layout.change_since(then).unchanged:
             if pending.held:
@@ -354,10 +353,9 @@ def servers_to_ask(op: Operation, layout: Layout, inflight: Inflight) -> list[st
     """The servers that now hold what the refused ones were asked for; None: ask all.
 
     A request is for everything a server holds, so a server that inherits keys is asked for all it
-    has. What it was asked before, and has not answered, is given up; its own heirs may have to be
-    asked too.
+    has. Its open request is closed, so its own successors may have to be asked too.
     """
-    if not op.may_keep or not all(layout.change_since(then).same_starts for then in op.split_by.values()):
+    if not op.can_keep_answers or not all(layout.change_since(then).same_starts for then in op.split_by.values()):
         return None
     waits = [pending.to for pending in inflight_requests(op, inflight)]
     found: list[str] = []
@@ -365,13 +363,13 @@ def servers_to_ask(op: Operation, layout: Layout, inflight: Inflight) -> list[st
     while left:
         server = left.pop()
         before = op.split_by.pop(server, None)
-        for heir in () if before is None else layout.change_since(before).heirs[server]:
-            then = op.split_by.get(heir)
-            if heir in found or (then is not None and heir in layout.change_since(then).unchanged):
-                continue  # it was asked for this already
-            found.append(heir)
-            if heir in waits:
-                left.append(heir)
+        for successor in () if before is None else layout.change_since(before).successors[server]:
+            then = op.split_by.get(successor)
+            if successor in found or (then is not None and successor in layout.change_since(then).unchanged):
+                continue  # it was asked for this before
+            found.append(successor)
+            if successor in waits:
+                left.append(successor)
     return found
 
 

@@ -56,7 +56,7 @@ class ErrorFeedback:
     def forget(self) -> None:
         """Drop the residual: this incarnation is over, and the run may have rolled back."""
         self._clear()
-        # The norms of residuals that were counted for nobody, added up: a bound on the loss.
+        # The sum of the norms of residuals that were dropped: a bound on the loss.
         self.lost = 0.0
 
     def _clear(self) -> None:
@@ -98,17 +98,17 @@ class ErrorFeedback:
 
 
 class UnconfirmedPush:
-    """A push under way: its old and new residual, until it is known which one holds."""
+    """A push in flight: its old and new residual, until it is known which one is stored."""
 
     def __init__(self, feedback: ErrorFeedback, keys: Keys | KeyRange, taken: Values, left: Values, slot: bool) -> None:
         self._feedback, self._keys, self._slot = feedback, keys, slot
-        self._taken, self._left = taken, left
+        self._old, self._new = taken, left
         self._open = np.ones(len(taken), np.bool_)
         self._rows: dict[int, list[tuple[int, int]]] = {}  # by request
         self.resent = False  # was split and sent before
 
     def sent(self, request: int, layout: Layout, share: ServerShare) -> None:
-        """This request speaks for all rows of a share's segments, also for those left out of it."""
+        """This request covers all rows of a share's segments, also those that filters left out."""
         self._rows[request] = layout.rows_of(share, self._keys)
 
     def counted(self, request: int, again: bool, new: bool, part: bool) -> None:
@@ -119,15 +119,15 @@ class UnconfirmedPush:
         mask &= self._open
         self._open &= ~mask
         if not self._slot or (new and not part):
-            self._put(mask, self._left)
+            self._put(mask, self._new)
         elif not new and not (again or self.resent):
-            self._put(mask, self._taken)
+            self._put(mask, self._old)
         else:
-            self._feedback.give_up(max(taken(self._taken, mask), taken(self._left, mask), key=_squares))
+            self._feedback.give_up(max(taken(self._old, mask), taken(self._new, mask), key=_squares))
 
     def end(self, failed: bool) -> None:
         mask, self._open = self._open, np.zeros(len(self._open), np.bool_)
-        self._put(mask, self._taken if failed else self._left)
+        self._put(mask, self._old if failed else self._new)
 
     def _put(self, mask: Any, values: Values) -> None:
         if mask.all():
@@ -178,7 +178,7 @@ class ClientFilters:
         self.feedback = ErrorFeedback(spec) if chain.loses and adds else None
 
     def facts(self) -> dict[str, Any]:
-        """Bytes into and out of each filter, and the norms of what is held back and lost."""
+        """Bytes into and out of each filter, and the norms of the residual and of the loss."""
         left = (0.0, 0.0) if self.feedback is None else (self.feedback.norm, self.feedback.lost)
         return {**self.flow.by, "left": left[0], "lost": left[1]}
 

@@ -18,7 +18,7 @@ from shoal.wire.effects import Effect, Send
 from shoal.wire.messages import Arrays, Message
 
 _BUDGET = 10.0  # unanswered resends at most; and one a second in any case
-_OFTEN = 4  # a request sent so often, to a server that answers others, gets no answer
+_MAX_SENDS = 4  # a request sent so often, to a server that answers others, gets no answer
 
 
 class InflightRequest(msgspec.Struct, eq=False):
@@ -31,27 +31,27 @@ class InflightRequest(msgspec.Struct, eq=False):
     wait: int
     held: bool = False
     sends: int = 1
-    wanted: bool = False  # the server said when to send it again
+    busy: bool = False  # the server said when to send it again
     refusals: int = 0  # how often in a row it said so
     deferred: bool = False  # due, but others have used up the budget
     repeats: int = 0  # resends paid from the budget since the last sign of life
-    # Segments have moved since: answered or refused, never sent again as it is.
+    # Segments have moved since: it is answered or refused, but not resent in this form.
     outdated: bool = False
 
 
 class Inflight:
-    """All requests that one client has under way."""
+    """All requests of one client that await an answer."""
 
     def __init__(self, seed: int) -> None:
         self.timing = DEFAULT
         self.requests: dict[int, InflightRequest] = {}
         self.resent = 0
-        self.held_now = 0  # requests that servers hold and have not answered
+        self.held_count = 0  # requests that servers hold and have not answered
         self.next = 0  # when there may be something to do
         self._budget = _BUDGET  # resends allowed now
-        self._short = False  # some wait for more budget
+        self._over_budget = False  # some wait for more budget
         self._last_tick = 0
-        self._alive: dict[str, int] = {}  # when each server last said anything
+        self._last_answer: dict[str, int] = {}  # when each server last said anything
         self._last_resend = 0
         self._seed = seed
 
@@ -65,25 +65,25 @@ class Inflight:
     def done(self, request: int) -> None:
         pending = self.requests.pop(request, None)
         if pending is not None and pending.held:
-            self.held_now -= 1
+            self.held_count -= 1
 
     def answered(self, now: int, sender: str, request: int) -> None:
         """An answer of any kind came, to this request or to one that has ended."""
-        self._alive[sender] = now
+        self._last_answer[sender] = now
         pending = self.requests.get(request)
         if pending is not None and pending.repeats and pending.to == sender:
             self._budget = min(_BUDGET, self._budget + pending.repeats)
             pending.repeats = 0
-            if self._short:
+            if self._over_budget:
                 self._wake_at(now)
 
     def ends(self, pending: InflightRequest) -> int:
         """When the silence has lasted too long."""
         wait = 2 * self.timing.silence if pending.deferred and pending.sends == 1 else self.timing.silence
-        if pending.sends >= _OFTEN:
+        if pending.sends >= _MAX_SENDS:
             return pending.last_sign + wait
-        alive = self._alive.get(pending.to, 0) + self.timing.silence
-        return max(pending.last_sign + wait, min(alive, pending.last_sign + _OFTEN * self.timing.silence))
+        alive = self._last_answer.get(pending.to, 0) + self.timing.silence
+        return max(pending.last_sign + wait, min(alive, pending.last_sign + _MAX_SENDS * self.timing.silence))
 
     def held(self, now: int, request: int) -> bool:
         """The server holds it. True if this was news."""
@@ -91,16 +91,16 @@ class Inflight:
         if pending is None:
             return False
         news = not pending.held
-        self.held_now += news
-        pending.last_sign, pending.held, pending.wanted, pending.refusals, pending.deferred = now, True, False, 0, False
+        self.held_count += news
+        pending.last_sign, pending.held, pending.busy, pending.refusals, pending.deferred = now, True, False, 0, False
         pending.resend_at = now + 3 * self.timing.notice  # after three missed notices
         return news
 
     def busy(self, now: int, request: int, retry_after: int) -> None:
         pending = self.requests.get(request)
         if pending is not None:
-            self.held_now -= pending.held
-            pending.last_sign, pending.held, pending.wanted, pending.deferred = now, False, True, False
+            self.held_count -= pending.held
+            pending.last_sign, pending.held, pending.busy, pending.deferred = now, False, True, False
             wait = min(max(retry_after, limits.MILLISECOND), self.timing.resend_most)
             pending.resend_at = now + max(wait, min(wait << min(pending.refusals, 16), limits.BUSY_MOST))
             pending.refusals += 1
@@ -108,8 +108,8 @@ class Inflight:
 
     def replace(self, now: int, pending: InflightRequest, message: Message, arrays: Arrays) -> Effect:
         """The server cannot use the message: send the same request in another form."""
-        self.held_now -= pending.held
-        pending.message, pending.arrays, pending.held, pending.wanted = message, arrays, False, False
+        self.held_count -= pending.held
+        pending.message, pending.arrays, pending.held, pending.busy = message, arrays, False, False
         pending.last_sign, pending.resend_at, pending.deferred = now, now + pending.wait, False
         self._wake_at(pending.resend_at)
         return Send(pending.to, message, arrays)
@@ -127,7 +127,7 @@ class Inflight:
         effects: list[Effect] = []
         silent: list[InflightRequest] = []
         late: list[InflightRequest] = []
-        self._short = False
+        self._over_budget = False
         self.next = now + self.timing.silence
         for pending in self.requests.values():
             if now >= (ends := self.ends(pending)):
@@ -136,15 +136,14 @@ class Inflight:
                 late.append(pending)
             else:
                 self._wake_at(min(pending.resend_at, ends))
-        # Those sent least often come first: no server is called silent because others took the
-        # budget.
+        # Least often sent first: no server is called silent because others used up the budget.
         for pending in sorted(late, key=lambda one: one.sends):
-            if pending.outdated and (pending.wanted or self._may_resend(now)):
+            if pending.outdated and (pending.busy or self._may_resend(now)):
                 silent.append(pending)
                 continue
-            if pending.wanted:
+            if pending.busy:
                 effects.append(self._resend(pending))
-                pending.wanted, pending.resend_at = False, now + pending.wait
+                pending.busy, pending.resend_at = False, now + pending.wait
             elif not pending.outdated and self._may_resend(now):
                 effects.append(self._resend(pending))
                 pending.repeats += 1
@@ -152,7 +151,7 @@ class Inflight:
                 pending.resend_at = now + pending.wait
             else:
                 pending.resend_at, pending.deferred = now + self.timing.resend_first, True
-                self._short = True
+                self._over_budget = True
             self._wake_at(min(pending.resend_at, self.ends(pending)))
         return effects, silent
 

@@ -24,25 +24,25 @@ from shoal.store.server.key_lists import crc_of
 from shoal.wire import messages as m
 
 Compress = Callable[[list[m.Array]], list[m.Array]]  # compresses keys, where a table has filters
-_Which = tuple[int, str, tuple[tuple[int, int], ...]]  # the list, server, slices
+_HandleKey = tuple[int, str, tuple[tuple[int, int], ...]]  # the list, server, slices
 
 
 class KeyHandle(msgspec.Struct, eq=False):
     """The number of one server's share of one list."""
 
-    which: _Which
+    which: _HandleKey
     number: int
     rows: int
     crc: int
     known: bool = False
 
 
-NOTHING = KeyHandle((0, "", ()), 0, 0, 0)
+NO_HANDLE = KeyHandle((0, "", ()), 0, 0, 0)
 
 
 class _ServerHandles(msgspec.Struct):
-    most: int  # keys that may have handles there
-    kept: int = 0
+    max_keys: int  # keys that may have handles there
+    keys: int = 0
     last: int = 0  # number given
     free: list[int] = []
 
@@ -51,27 +51,27 @@ class KeyCache:
     """All lists that one incarnation of a client has named."""
 
     def __init__(self) -> None:
-        self.most = limits.HANDLE_KEYS
+        self.max_keys = limits.HANDLE_KEYS
         self.counts: Counter[str] = Counter()
         self._servers: dict[str, _ServerHandles] = {}
-        self._names: dict[_Which, KeyHandle] = {}
-        self._lists: dict[int, tuple[weakref.ref[KeyList], list[_Which]]] = {}
-        self._gone: deque[int] = deque()  # collected lists, from any thread
+        self._handles: dict[_HandleKey, KeyHandle] = {}
+        self._lists: dict[int, tuple[weakref.ref[KeyList], list[_HandleKey]]] = {}
+        self._collected: deque[int] = deque()  # collected lists, from any thread
         # By request: handles and keys.
-        self._flying: dict[int, list[tuple[KeyHandle, ServerShare, Keys]]] = {}
+        self._in_flight: dict[int, list[tuple[KeyHandle, ServerShare, Keys]]] = {}
 
     def handle_for(
         self, request: int, listed: KeyList | None, share: ServerShare, keys: Keys
     ) -> tuple[KeyHandle, list[m.Array]]:
         """The handle of a share of these keys, and the keys unless the server knows the handle."""
-        name = NOTHING if listed is None or listed.keys is not keys else self._name(listed, share)
-        self._flying.setdefault(request, []).append((name, share, keys))
-        if name.known:
+        handle = NO_HANDLE if listed is None or listed.keys is not keys else self._handle_of(listed, share)
+        self._in_flight.setdefault(request, []).append((handle, share, keys))
+        if handle.known:
             self.counts["hits"] += 1
             self.counts["bytes saved"] += 8 * share.rows
-            return name, []
-        self.counts["misses"] += name is not NOTHING
-        return name, [share.take(keys)]
+            return handle, []
+        self.counts["misses"] += handle is not NO_HANDLE
+        return handle, [share.take(keys)]
 
     def with_keys(
         self, message: m.Push | m.Pull, arrays: m.Arrays, compress: Compress = list
@@ -79,13 +79,13 @@ class KeyCache:
         """The same message with all its keys, since a server forgot some; None if it had them."""
         if not message.known and not (isinstance(message, m.Push) and message.ahead_known):
             return None
-        flying = self._flying.pop(message.request, [])
-        for name, share, _ in flying:
-            if name.known:
+        in_flight = self._in_flight.pop(message.request, [])
+        for handle, share, _ in in_flight:
+            if handle.known:
                 self.counts["forgotten"] += 1
                 self.counts["bytes saved"] -= 8 * share.rows
-                self._give_up(name)
-        keys = compress([share.take(listed) for _, share, listed in flying])
+                self._give_up(handle)
+        keys = compress([share.take(listed) for _, share, listed in in_flight])
         if isinstance(message, m.Push):
             whole: m.Message = msgspec.structs.replace(
                 message, handle=0, known=False, crc=0, ahead_handle=0, ahead_known=False, ahead_crc=0
@@ -95,55 +95,55 @@ class KeyCache:
 
     def answered(self, request: int) -> None:
         """The request was answered: the server has what it was sent."""
-        for name, _, _ in self._flying.get(request, ()):
-            name.known = name is not NOTHING
+        for handle, _, _ in self._in_flight.get(request, ()):
+            handle.known = handle is not NO_HANDLE
 
     def closed(self, request: int) -> None:
-        self._flying.pop(request, None)
+        self._in_flight.pop(request, None)
 
     def clear(self) -> None:
         """Another incarnation, or segments moved: start again."""
-        self._servers, self._names, self._lists = {}, {}, {}
+        self._servers, self._handles, self._lists = {}, {}, {}
 
-    def figures(self) -> dict[str, int]:
+    def stats(self) -> dict[str, int]:
         """Lists sent by number, sent with keys, forgotten by a server; and bytes of keys saved."""
         return {what: self.counts[what] for what in ("hits", "misses", "forgotten", "bytes saved")}
 
-    def _name(self, listed: KeyList, share: ServerShare) -> KeyHandle:
-        while self._gone:
-            self._let_go(self._gone.popleft())
+    def _handle_of(self, listed: KeyList, share: ServerShare) -> KeyHandle:
+        while self._collected:
+            self._free_list(self._collected.popleft())
         which = (listed.which, share.server, tuple(share.slices))
-        if (name := self._names.get(which)) is not None:
-            return name
-        server = self._servers.setdefault(share.server, _ServerHandles(self.most))
-        if share.rows < limits.HANDLE_LEAST or server.kept + share.rows > min(server.most, self.most):
-            return NOTHING
+        if (handle := self._handles.get(which)) is not None:
+            return handle
+        server = self._servers.setdefault(share.server, _ServerHandles(self.max_keys))
+        if share.rows < limits.HANDLE_LEAST or server.keys + share.rows > min(server.max_keys, self.max_keys):
+            return NO_HANDLE
         if server.free:
             number = server.free.pop()
         else:
             number = server.last = server.last + 1
-        server.kept += share.rows
-        name = self._names[which] = KeyHandle(which, number, share.rows, crc_of(share.take(listed.keys)))
+        server.keys += share.rows
+        handle = self._handles[which] = KeyHandle(which, number, share.rows, crc_of(share.take(listed.keys)))
         if listed.which not in self._lists:
-            gone, number_of_list = self._gone, listed.which
+            gone, number_of_list = self._collected, listed.which
             self._lists[listed.which] = weakref.ref(listed, lambda _: gone.append(number_of_list)), []
         self._lists[listed.which][1].append(which)
-        return name
+        return handle
 
-    def _let_go(self, listed: int) -> None:
+    def _free_list(self, listed: int) -> None:
         for which in self._lists.pop(listed, (None, []))[1]:
-            if (name := self._names.get(which)) is not None:
-                self._free(name)
+            if (handle := self._handles.get(which)) is not None:
+                self._free(handle)
 
-    def _free(self, name: KeyHandle) -> _ServerHandles:
-        del self._names[name.which]
-        server = self._servers[name.which[1]]
-        server.kept -= name.rows
-        server.free.append(name.number)
+    def _free(self, handle: KeyHandle) -> _ServerHandles:
+        del self._handles[handle.which]
+        server = self._servers[handle.which[1]]
+        server.keys -= handle.rows
+        server.free.append(handle.number)
         return server
 
-    def _give_up(self, name: KeyHandle) -> None:
+    def _give_up(self, handle: KeyHandle) -> None:
         """A server dropped it for want of room: name fewer keys there."""
-        if self._names.get(name.which) is name:  # else of a former placement, or given up already
-            server = self._free(name)
-            server.most = min(server.most, server.kept)
+        if self._handles.get(handle.which) is handle:  # else given up before
+            server = self._free(handle)
+            server.max_keys = min(server.max_keys, server.keys)

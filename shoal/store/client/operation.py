@@ -1,7 +1,7 @@
 """Operations: what each kind of call sends, and how its result is made from the answers.
 
 ``requests`` says what to send, by the session's present view; ``answered`` takes one answer and
-may ask on; ``value`` is what the caller gets once nothing is under way. ``restart`` forgets all
+may send more; ``value`` is the result once no request is open. ``restart`` forgets all
 answers, or those of the servers in ``only``, before another try.
 """
 
@@ -22,7 +22,7 @@ from shoal.filters.base import Bytes
 from shoal.keys import KeyList, KeyRange, Keys, KeyValues, Values, as_range, unmixed
 from shoal.store.client.filtering import ClientFilters, UnconfirmedPush, key_list
 from shoal.store.client.inflight import InflightRequest
-from shoal.store.client.key_cache import NOTHING, KeyHandle
+from shoal.store.client.key_cache import NO_HANDLE, KeyHandle
 from shoal.store.client.session import Session
 from shoal.store.client.split import Layout, ServerShare
 from shoal.store.client.task import Task
@@ -38,7 +38,7 @@ Places = npt.NDArray[np.intp] | None
 
 
 class Operation(ABC):
-    """One task and the requests it has under way."""
+    """One task and its open requests."""
 
     size = 0  # bytes, roughly: for the window
     since = 0  # the placement by which it was split
@@ -50,7 +50,7 @@ class Operation(ABC):
     def __init__(self, task: Task) -> None:
         self.task = task
         self.split_by: dict[str, Layout] = {}  # by server: the layout it was last asked by
-        self.refused: list[str] = []  # servers that will not answer that
+        self.refused: list[str] = []  # servers that will not answer their request
         self.waiting: dict[int, int] = {}  # request -> bytes that count against the window
         self.replies: dict[str, Any] = {}  # by server
 
@@ -66,7 +66,7 @@ class Operation(ABC):
         return None
 
     def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
-        """Is this an answer to what was asked, and whole?"""
+        """Whether this is a complete answer to the request."""
         return isinstance(answer, self.reply)
 
     def expects(self, request: int) -> int:
@@ -78,11 +78,11 @@ class Operation(ABC):
         return arrays if self.filters is None else self.filters.opened(answer, arrays)
 
     def compressed(self, keys: list[m.Array]) -> list[m.Array]:
-        """Keys that are sent after all, since a server forgot their number."""
+        """Keys that must be sent again, since a server dropped their handle."""
         return keys if self.filters is None else self.filters.asked(0, keys)
 
     @property
-    def may_keep(self) -> bool:
+    def can_keep_answers(self) -> bool:
         """Whether answers of some servers stay valid when others are asked again."""
         return False
 
@@ -102,19 +102,19 @@ class _KeyedOperation(Operation):
         self.table, self.keys, self.places, self.width = table, keys, places, width
         self.form = form  # of the values on the wire
         self.clock: int | None = None
-        self.own_clock = False  # a worker's call that names no clock is for now
+        self.own_clock = False  # the call names no clock: the worker's current one is used
         self.enter = False  # a worker's first pull
         self.clocks = False  # the vector clocks of these keys are wanted, too
         self.live = False  # a range of a sparse table: only the rows that are there
         self.hashed = False
-        self.listed: KeyList | None = None  # the keys, if they come again
+        self.listed: KeyList | None = None  # the keys, if the caller reuses them
         self._shares: dict[int, ServerShare] = {}  # by request
         self._rows: Values | None = None
-        self._found: list[tuple[Keys, Values]] = []
+        self._pieces: list[tuple[Keys, Values]] = []
         self._only: Sequence[str] | None = None  # the servers to ask; None: all
 
     @property
-    def may_keep(self) -> bool:
+    def can_keep_answers(self) -> bool:
         return not (self.live or self.enter or self.clocks)  # these need one view of all servers
 
     def restart(self, only: Sequence[str] | None = None) -> None:
@@ -125,7 +125,7 @@ class _KeyedOperation(Operation):
             return
         self.task.clocks = []
         self._shares.clear()
-        self._found.clear()
+        self._pieces.clear()
         self._rows = None
 
     def _is_asked(self, share: ServerShare) -> bool:
@@ -147,7 +147,7 @@ class _KeyedOperation(Operation):
         share = self._shares.pop(request)
         values = restored(arrays[-1], answer.form).reshape(answer.count, self.width)
         if self.live:
-            self._found.append((arrays[0], values))
+            self._pieces.append((arrays[0], values))
         elif self._rows is None and share.slices == [(0, len(self.keys))]:
             self._rows = values  # all from one server: no copy
         elif share.slices:
@@ -187,9 +187,9 @@ class _KeyedOperation(Operation):
             return None
         session.reads[self.table] = self.task.versions
         if self.live:
-            keys: Keys = np.concatenate([np.empty(0, np.uint64), *(keys for keys, _ in self._found)])
+            keys: Keys = np.concatenate([np.empty(0, np.uint64), *(keys for keys, _ in self._pieces)])
             keys = unmixed(keys) if self.hashed else keys
-            found: Values = np.concatenate([np.empty((0, self.width), np.float32), *(rows for _, rows in self._found)])
+            found: Values = np.concatenate([np.empty((0, self.width), np.float32), *(rows for _, rows in self._pieces)])
             order = np.argsort(keys)
             return KeyValues(keys[order], self._shaped(found[order]))
         rows = self._rows if self._rows is not None else np.empty((len(self.keys), self.width), np.float32)
@@ -210,11 +210,11 @@ class PushOperation(_KeyedOperation):
         self.step: int | None = None  # None: not part of a step, or the client's next one
         self.in_step = False
         self.reads: dict[str, list[int]] | None = None
-        self.number: int | None = None  # in the own stream; kept over restarts, or it counts twice
+        self.number: int | None = None  # in the own stream; stays over restarts, or it counts twice
         self.size = given.values.nbytes + 8 * len(given)
         self.row_bytes = max(8, 4 * width, 4 * given.values.shape[1])
         self.ahead: KeyList | None = None  # pull these, not those that are pushed
-        self.exact = self._ready = False  # exact: bypasses filters
+        self.exact = self._filtered = False  # exact: bypasses filters
         self.head: Bytes | None = None  # of quantized values
         self.unconfirmed: UnconfirmedPush | None = None  # its residual
 
@@ -226,11 +226,11 @@ class PushOperation(_KeyedOperation):
     def requests(self, session: Session) -> Requests:
         layout = session.layout_of(self.table)
         self._name(session)
-        if self.filters is not None and not self._ready:
+        if self.filters is not None and not self._filtered:
             self._filter(session.incarnation, self.filters)
         elif self.unconfirmed is not None:
             self.unconfirmed.resent = True
-        self._ready = True
+        self._filtered = True
         everyone = self.in_step or self.slot is not None
         shares = layout.shares(self.given.keys, self.row_bytes, everyone or self.ahead is not None)
         pulls: Sequence[ServerShare | None] = [None] * len(shares)
@@ -266,7 +266,7 @@ class PushOperation(_KeyedOperation):
     def _request(self, session: Session, share: ServerShare, pulled: ServerShare | None) -> Outgoing:
         keys = self.given.keys
         stream, number = self.slot if self.slot is not None else (-session.incarnation, self.number or 0)
-        request, span, name, also = session.next_request(), (-1, -1), NOTHING, NOTHING
+        request, span, name, also = session.next_request(), (-1, -1), NO_HANDLE, NO_HANDLE
         arrays: list[m.Array] = []
         if not isinstance(keys, KeyRange):
             if pulled is not None and self.ahead is not None and pulled.rows:
@@ -311,7 +311,7 @@ class PushOperation(_KeyedOperation):
         return []
 
     def settle(self, pending: InflightRequest, answer: m.Message) -> None:
-        """It was counted, even if the rows that came back are unusable."""
+        """The push was counted, even if the rows that came back are unusable."""
         if self.unconfirmed is not None and isinstance(answer, m.Values | m.Counted):
             self.unconfirmed.counted(pending.request, pending.sends > 1, answer.new, answer.part)
 
@@ -327,14 +327,14 @@ class PullOperation(_KeyedOperation):
         if self.own_clock:
             self.clock, self.own_clock = session.clock, False
         if self.live:
-            layout.check_all_held()
+            layout.check_not_lost()
             shares = layout.whole()
         else:
             shares = layout.shares(self.keys, max(8, 4 * self.width), every_server=self.enter)
         return [self._request(session, share) for share in shares if self._is_asked(share)]
 
     def _request(self, session: Session, share: ServerShare, resume: int = -1) -> Outgoing:
-        request, span, name, arrays = session.next_request(), (-1, -1), NOTHING, list[m.Array]()
+        request, span, name, arrays = session.next_request(), (-1, -1), NO_HANDLE, list[m.Array]()
         if isinstance(self.keys, KeyRange):
             span = max(self.keys.start, share.span[0], resume), min(self.keys.stop, share.span[1])
         else:
@@ -395,7 +395,7 @@ class ParkOperation(Operation):
             if not session.working:
                 return []
             self._spell = session.spell
-            # The spell is over, however this ends: some server may have parked us.
+            # The spell ends even if this fails: some server may have parked us.
             session.spell += 1
             session.working = False
         spell = self._spell
@@ -417,7 +417,7 @@ class StatusOperation(Operation):
 
     def requests(self, session: Session) -> Requests:
         layout = session.layout_of(self.table)
-        layout.check_all_held()
+        layout.check_not_lost()
         return [
             (server, m.TableStatusRequest(session.next_request(), self.table, session.view.number), ())
             for server in layout.servers
@@ -432,7 +432,7 @@ class StatusOperation(Operation):
             **totals,
             "staleness": [sum(row) for row in zip_longest(*(r.staleness for r in self.replies.values()), fillvalue=0)],
             "filters": {} if used is None else used.facts(),
-            "handles": session.key_cache.figures(),
+            "handles": session.key_cache.stats(),
             "servers": {server: reply.facts for server, reply in sorted(self.replies.items())},
         }
 
@@ -448,17 +448,17 @@ class CallOperation(StatusOperation):
 
     def requests(self, session: Session) -> Requests:
         layout = session.layout_of(self.table)
-        holding = layout.holding(self._keys)
+        holders = layout.servers_holding(self._keys)
         if self.servers is None:
-            layout.check_all_held()
+            layout.check_not_lost()
         else:
             _check_servers(layout, self.servers)
-            holding = [server for server in holding if server in self.servers]
+            holders = [server for server in holders if server in self.servers]
         view, settings = session.view, self._settings._asdict()
         what = (self._question.name, settings, self._keys.start, self._keys.stop)
         return [
             (server, m.Call(session.next_request(), self.table, view.number, view.generation, *what), ())
-            for server in holding
+            for server in holders
         ]
 
     def accepts(self, request: int, answer: m.Message, arrays: m.Arrays) -> bool:
@@ -485,7 +485,7 @@ def check_span(layout: Layout, span: KeyRange) -> None:
         raise BadKeys(f"range {span} of table {layout.name!r}: its keys are 0 to {layout.spec.span - 1}")
 
 
-def calling(
+def call_operation(
     layout: Layout,
     keys: Any,
     question: Question | str,
@@ -519,5 +519,5 @@ def _check_servers(layout: Layout, servers: list[str]) -> None:
     strange = [server for server in servers if server not in layout.servers]
     if strange or not servers:
         holds = "hold" if len(strange) > 1 else "holds"
-        who = f"{', '.join(map(str, strange))} {holds} nothing" if strange else "nobody is named"
+        who = f"{', '.join(map(str, strange))} {holds} nothing" if strange else "no server is named"
         raise Invalid(f"servers={servers!r}: {who} of table {layout.name!r} (servers: {', '.join(layout.servers)})")

@@ -43,11 +43,10 @@ class Session:
         self.working = False  # has entered some table in this spell
         self.entered: dict[int, Task] = {}  # tables entered in this spell, and the pull that did it
         self.parking: list[Task] = []  # the last park: an entering pull follows it
-        # By table: versions of the last pull, by server.
-        self.reads: dict[int, dict[str, list[int]]] = {}
+        self.reads: dict[int, dict[str, list[int]]] = {}  # table -> server -> pulled versions
         self.requests = 0  # numbers given in this incarnation
         self._numbers = 0  # given in this client's own stream
-        self._open: dict[int, None] = {}  # those that may still be sent, in order
+        self._open: dict[int, None] = {}  # numbers that may still be sent, in order
         self.key_cache.clear()
         self.key_cache.counts.clear()
         for filters in self.filters.values():
@@ -112,13 +111,13 @@ class Session:
         found = self.filters.get(layout.number)
         return found or self.filters.setdefault(layout.number, ClientFilters(layout.spec, Flow()))
 
-    def filtered(self) -> dict[str, list[int]]:
-        """Bytes into and out of filters in this incarnation, and what key handles saved."""
-        found, saved = Flow.summed(one.flow for one in self.filters.values()), [*self.key_cache.figures().values()]
+    def filter_bytes(self) -> dict[str, list[int]]:
+        """Bytes into and out of filters in this incarnation, and bytes that key handles saved."""
+        found, saved = Flow.summed(one.flow for one in self.filters.values()), [*self.key_cache.stats().values()]
         return {**found, "handles": saved} if any(saved) else found
 
-    def left(self) -> tuple[float, float]:
-        """The norms of what filters hold back for later pushes, and of what they lost."""
+    def remainder_norms(self) -> tuple[float, float]:
+        """The norms of the residuals that filters hold, and of what they lost."""
         feedbacks = [one.feedback for one in self.filters.values() if one.feedback is not None]
         return math.fsum(one.norm for one in feedbacks), math.fsum(one.lost for one in feedbacks)
 

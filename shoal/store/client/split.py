@@ -51,7 +51,7 @@ class ServerShare(msgspec.Struct, frozen=True):
 class LayoutChange(msgspec.Struct, frozen=True):
     same_starts: bool  # the segments have the same numbers
     unchanged: tuple[str, ...]  # servers that have held the same segments throughout
-    heirs: dict[str, tuple[str, ...]]  # by server: who holds now what it held then
+    successors: dict[str, tuple[str, ...]]  # by server: who holds now what it held then
 
 
 class Layout:
@@ -64,10 +64,9 @@ class Layout:
         self._ends: Keys = np.array([*placed.starts[1:], placed.spec.span], np.uint64)
         owners = [place.servers[0] if place.servers else "" for place in placed.places]
         self.servers = list(dict.fromkeys(owner for owner in owners if owner))
-        # When a primary last changed.
-        self.since = max((place.since for place in placed.places), default=0)
+        self.since = max((place.since for place in placed.places), default=0)  # of a primary
         self.is_lost = "" in owners
-        self._of = {server: np.flatnonzero([owner == server for owner in owners]) for server in self.servers}
+        self._segments_of = {server: np.flatnonzero([owner == server for owner in owners]) for server in self.servers}
         self._owners = owners
         # By earlier layout; weak, so that this keeps none alive.
         self._changes: weakref.WeakKeyDictionary[Layout, LayoutChange] = weakref.WeakKeyDictionary()
@@ -78,27 +77,27 @@ class Layout:
         if found is None:
             same = len(before.starts) == len(self.starts) and bool((before.starts == self.starts).all())
             unchanged = [
-                server for server in self.servers if same and self._of_server(server) == before._of_server(server)
+                server for server in self.servers if same and self._since_of(server) == before._since_of(server)
             ]
-            heirs = {}
-            for server, segments in before._of.items() if same else ():
-                heirs[server] = tuple(dict.fromkeys(self._owners[segment] for segment in segments.tolist()))
-            found = self._changes[before] = LayoutChange(same, tuple(unchanged), heirs)
+            successors = {}
+            for server, segments in before._segments_of.items() if same else ():
+                successors[server] = tuple(dict.fromkeys(self._owners[segment] for segment in segments.tolist()))
+            found = self._changes[before] = LayoutChange(same, tuple(unchanged), successors)
         return found
 
-    def _of_server(self, server: str) -> list[tuple[int, int]]:
+    def _since_of(self, server: str) -> list[tuple[int, int]]:
         """Its segments, and since when it has been their primary."""
-        return [(at, self.placed.places[at].since) for at in self._of.get(server, _NONE).tolist()]
+        return [(at, self.placed.places[at].since) for at in self._segments_of.get(server, _NONE).tolist()]
 
     def shares(self, keys: Keys | KeyRange, row_bytes: int, every_server: bool) -> list[ServerShare]:
         """Every server's share; with ``every_server`` also the empty ones."""
-        self.check_all_held()
+        self.check_not_lost()
         if len(self.servers) == 1 and (rows := len(keys)) * row_bytes <= FRAME_BYTES:
             share = ServerShare(self.servers[0], 0, EVERYWHERE, [(0, rows)] if rows else [], rows, (0, self.spec.span))
             return [share] if rows or every_server else []
         cuts = self._cuts(keys)
         shares: list[ServerShare] = []
-        for server, segments in self._of.items():
+        for server, segments in self._segments_of.items():
             begins, ends = cuts[segments], cuts[segments + 1]
             rows = int((ends - begins).sum())
             if rows == 0 and not every_server:
@@ -112,11 +111,11 @@ class Layout:
 
     def rows_of(self, share: ServerShare, keys: Keys | KeyRange) -> list[tuple[int, int]]:
         """The slices of these keys that belong to a share's segments."""
-        cuts, segments = self._cuts(keys), self._of[share.server]
+        cuts, segments = self._cuts(keys), self._segments_of[share.server]
         segments = segments[(segments >= share.first) & (segments < share.last)]
         return _merged(cuts[segments], cuts[segments + 1])
 
-    def check_all_held(self) -> None:
+    def check_not_lost(self) -> None:
         if self.is_lost:
             raise SegmentsLost(self.name, self.placed.places[self._owners.index("")].last or "a server")
 
@@ -124,10 +123,10 @@ class Layout:
         """One share for every server, without rows: for requests about a range of live keys."""
         return [ServerShare(server, 0, EVERYWHERE, [], 0, (0, self.spec.span)) for server in self.servers]
 
-    def holding(self, keys: KeyRange) -> list[str]:
+    def servers_holding(self, keys: KeyRange) -> list[str]:
         """The servers that hold keys of a range, in key order."""
         inside = (self.starts < np.uint64(keys.stop)) & (self._ends > np.uint64(keys.start))
-        return [server for server in self.servers if inside[self._of[server]].any()]
+        return [server for server in self.servers if inside[self._segments_of[server]].any()]
 
     def _cuts(self, keys: Keys | KeyRange) -> Cuts:
         """Where each segment's rows begin, and where the last one's end."""

@@ -1,4 +1,4 @@
-"""One push, pull or call under way.
+"""One push, pull or call in flight.
 
 ``await task`` in a coroutine yields it to the loop and resumes when it is done; ``task.result()``
 does the same for a thread. A task may follow other tasks (``after=``): it is sent once all of them
@@ -21,7 +21,7 @@ class Task:
     what: str
     after: tuple[Task, ...] = ()
     done: bool = False
-    asked: bool = False  # somebody read the outcome
+    was_read: bool = False  # the caller has read the outcome
     value: Any = None
     error: Exception | None = None
     versions: dict[str, list[int]] = field(default_factory=dict)  # of a pull, by server
@@ -62,7 +62,7 @@ class Task:
             call(self)
 
     def _outcome(self) -> Any:
-        self.asked = True
+        self.was_read = True
         if self.error is not None:
             raise self.error
         return self.value

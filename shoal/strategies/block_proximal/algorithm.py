@@ -227,9 +227,9 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
         weights = await pull
         stream.waited(pull)
         if is_newer(stream.client, pull, slot):
-            if stream.leaves(slot):
+            if stream.give_back(slot):
                 return None  # another one pushed it, and some servers have that already
-            await stream.admits()
+            await stream.report_newer()
         await stream.compute(partial(one.standing.refresh, weights), part.nonzeros, 0)
         for s in range(max(0, t - self.max_delay), t):
             block = turns.block(s)

@@ -138,7 +138,7 @@ class GossipWorker:
             return
         self._received_by_home, self._slab, self.rests, self._rest_at = True, None, False, NEVER
         self.queue.rows, self.queue.loss = 0, 0.0
-        self.queue.spent.did(IDLE)
+        self.queue.spent.record(IDLE)
         self._gone = {name: number for name, number in self._gone.items() if number >= leg.number}
         self._connect({one.name: one.address for one in (*leg.hears, *leg.tells)})
         self._along_at = self.queue.now + self._timing.heartbeat
@@ -184,7 +184,7 @@ class GossipWorker:
 
     def _report(self, lacks: list[str]) -> g.GossipProgressReport:
         part, queue = self.part, self.queue
-        self._spent = [before + more for before, more in zip(self._spent, queue.spent.told()[0][:3], strict=True)]
+        self._spent = [before + more for before, more in zip(self._spent, queue.spent.take()[0][:3], strict=True)]
         sent, received = self._traffic()
         sent = max(0, sent - self._shown)  # without the models that home gets for evaluation
         return g.GossipProgressReport(part.leg, part.round, queue.rows, queue.loss, self._spent, sent, received, lacks)

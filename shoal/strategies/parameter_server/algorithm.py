@@ -123,9 +123,9 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
             stream.push(slot, None, 0.0, void)
             return InflightStep(slot, None, void)
         if self.in_steps and is_newer(client, one.pull, one.slot):
-            if stream.leaves(slot):
+            if stream.give_back(slot):
                 return None  # another one pushed it, and some servers have that already
-            await stream.admits()
+            await stream.report_newer()
         found = one.found or stream.gradient(local, weights, self.combine == "mean")
         if second is not None:
             second.pull.then(partial(self._begin_early, stream, second, found))

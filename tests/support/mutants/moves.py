@@ -143,15 +143,15 @@ def cut_off_and_blames_the_others() -> Any:
     """All silent servers but one are removed, even if the coordinator hears none."""
 
     def hear(self: Roster, now: int) -> None:
-        self.heard = now
+        self.last_seen = now
 
     def is_needed(self: Assignment, name: str) -> bool:
         return any(place.servers == [name] for table in self.roster.tables.values() for place in table.places)
 
-    return _all(mock.patch.object(Roster, "_hear", hear), mock.patch.object(Assignment, "is_needed", is_needed))
+    return _all(mock.patch.object(Roster, "_note_message", hear), mock.patch.object(Assignment, "is_needed", is_needed))
 
 
-@mutant(Roster, "_until_they_go")
+@mutant(Roster, "_leaving_copies")
 def new_table_on_the_last_that_stays(_: Any) -> Any:
     """A new table gets one copy where all servers but one leave; that one may be dead."""
     return lambda self, copies: []
@@ -228,7 +228,7 @@ def queued_changes_sent_as_they_were(_: Any) -> Any:
     return narrow
 
 
-@mutant(Assignment, "holds")
+@mutant(Assignment, "count_held")
 def released_too_early(_: Any) -> Any:
     """A leaving server is released at once."""
     return lambda self, name: 0
@@ -250,7 +250,7 @@ def segments_not_dropped(real: Any) -> Any:
     return rebuild
 
 
-@mutant(Assignment, "full")
+@mutant(Assignment, "filled")
 def move_does_not_change_the_epoch(real: Any) -> Any:
     """Old messages about a segment's set are accepted after a move."""
 
@@ -294,8 +294,8 @@ def leave_said_only_once(real: Any) -> Any:
     """A server that wants to go says so once: if that is lost, it stays for ever."""
 
     def handle(self: DrainableNode, now: int, event: Event) -> Any:
-        if self._said:
-            self._said = now
+        if self._requested_at:
+            self._requested_at = now
         return real(self, now, event)
 
     return handle
@@ -308,7 +308,7 @@ def gone_before_it_is_let_go(real: Any) -> Any:
     def listen(self: DrainableNode, message: m.Message) -> None:
         real(self, message)
         if self.leaving and not self.end and isinstance(message, m.View):
-            self._ends("released", "it was heard")
+            self._finish("released", "it was heard")
 
     return listen
 

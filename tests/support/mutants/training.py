@@ -216,9 +216,9 @@ def fenced_trainer_keeps_its_slots(real: Any) -> Any:
     """A fenced worker keeps its slots as a new incarnation."""
 
     def forget(self: Trainer) -> None:
-        counted, mine = list(self._counted), set(self._mine)
+        counted, mine = list(self._counted), set(self._assigned)
         real(self)
-        self._counted, self._mine = counted, mine
+        self._counted, self._assigned = counted, mine
 
     return forget
 

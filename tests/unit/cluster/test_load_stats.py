@@ -20,18 +20,18 @@ def table(*owners: str, since: int = 0) -> dict[str, TablePlaces]:
 def test_an_owner_is_believed_and_nobody_else() -> None:
     loads = LoadStats()
     told = {0: 5.0, 1: 7.0, 9: 1.0, -1: 1.0}
-    loads.heard("ann", Heartbeat(1, 3, {}, {1: told, 8: {0: 1.0}}, {1: {0: 4, 1: 14}}), table("ann", "bob"))
+    loads.record("ann", Heartbeat(1, 3, {}, {1: told, 8: {0: 1.0}}, {1: {0: 4, 1: 14}}), table("ann", "bob"))
     assert loads.rates == {1: {0: 5.0}} and loads.halves == {1: {0: 4}}
-    loads.heard("ann", Heartbeat(1, 3, {}, {1: {0: nan, 1: inf}}), table("ann", "ann"))
+    loads.record("ann", Heartbeat(1, 3, {}, {1: {0: nan, 1: inf}}), table("ann", "ann"))
     assert loads.rates == {1: {0: 5.0}}
     assert loads.by_server(table("ann", "bob")) == {"ann": 5.0, "bob": 0.0}
 
 
 def test_what_was_measured_before_a_segment_was_cut_is_not_taken_for_what_it_is_now() -> None:
     loads = LoadStats()
-    loads.heard("ann", Heartbeat(1, 3, {}, {1: {0: 5.0}}), table("ann", since=4))
+    loads.record("ann", Heartbeat(1, 3, {}, {1: {0: 5.0}}), table("ann", since=4))
     assert loads.rates == {1: {}}
-    loads.heard("ann", Heartbeat(1, 4, {}, {1: {0: 5.0}}), table("ann", since=4))
+    loads.record("ann", Heartbeat(1, 4, {}, {1: {0: 5.0}}), table("ann", since=4))
     assert loads.rates == {1: {0: 5.0}}
 
 
@@ -47,48 +47,48 @@ def hot(loads: LoadStats, at: int, tables: dict[str, TablePlaces]) -> None:
 def test_only_one_that_is_the_hottest_for_a_while_is_taken_for_hot() -> None:
     loads, tables = LoadStats(), table("ann", "bob")
     hot(loads, 0, tables)
-    assert not loads.is_time(0, SERVERS, tables)
-    assert not loads.is_time(LONG - 1, SERVERS, tables)
-    assert loads.is_time(LONG, SERVERS, tables)
+    assert not loads.should_relieve(0, SERVERS, tables)
+    assert not loads.should_relieve(LONG - 1, SERVERS, tables)
+    assert loads.should_relieve(LONG, SERVERS, tables)
     hot(loads, 1, tables)
-    assert not loads.is_time(LONG, SERVERS, tables)  # another one: that may be chance
+    assert not loads.should_relieve(LONG, SERVERS, tables)  # another one: that may be chance
     loads.rates[1] = {}
-    assert not loads.is_time(2 * LONG, SERVERS, tables)
+    assert not loads.should_relieve(2 * LONG, SERVERS, tables)
     hot(loads, 1, tables)
-    assert not loads.is_time(3 * LONG, SERVERS, tables)
-    assert loads.is_time(4 * LONG, SERVERS, tables)
+    assert not loads.should_relieve(3 * LONG, SERVERS, tables)
+    assert loads.should_relieve(4 * LONG, SERVERS, tables)
 
 
 def test_nothing_is_done_about_what_was_told_before_the_owners_changed() -> None:
     loads, tables = LoadStats(), table("ann", "bob")
     hot(loads, 0, tables)
-    assert not loads.is_time(0, SERVERS, tables)
+    assert not loads.should_relieve(0, SERVERS, tables)
     tables = table("ann", "bob", "bob")
     hot(loads, 0, tables)
-    assert not loads.is_time(LONG, SERVERS, tables)  # one was cut, or changed hands: its owner is to tell first
-    assert loads.is_time(2 * LONG, SERVERS, tables)
+    assert not loads.should_relieve(LONG, SERVERS, tables)  # one was cut, or changed hands: its owner is to tell first
+    assert loads.should_relieve(2 * LONG, SERVERS, tables)
 
 
 def test_after_every_trade_it_takes_longer_until_others_are_here() -> None:
     loads, tables, now = LoadStats(), table("ann", "bob"), 0
     hot(loads, 0, tables)
-    assert not loads.is_time(now, SERVERS, tables)
+    assert not loads.should_relieve(now, SERVERS, tables)
     for tellings in [LOAD_STEADY * 2**i for i in range(1, 5)]:
-        loads.traded()
-        assert not loads.is_time(min(tellings, LOAD_PATIENCE) * DEFAULT.load_every - 1, SERVERS, tables)
-        assert loads.is_time(min(tellings, LOAD_PATIENCE) * DEFAULT.load_every, SERVERS, tables)
-    loads.traded()
-    assert loads.is_time(LOAD_PATIENCE * DEFAULT.load_every, SERVERS, tables)  # and no longer than this
+        loads.note_trade()
+        assert not loads.should_relieve(min(tellings, LOAD_PATIENCE) * DEFAULT.load_every - 1, SERVERS, tables)
+        assert loads.should_relieve(min(tellings, LOAD_PATIENCE) * DEFAULT.load_every, SERVERS, tables)
+    loads.note_trade()
+    assert loads.should_relieve(LOAD_PATIENCE * DEFAULT.load_every, SERVERS, tables)  # and no longer than this
     others = [*SERVERS, "cat"]
-    assert not loads.is_time(0, others, tables)
-    assert loads.is_time(LONG, others, tables)
+    assert not loads.should_relieve(0, others, tables)
+    assert loads.should_relieve(LONG, others, tables)
 
 
 def test_what_is_known_of_a_segment_stays_when_it_changes_hands_and_is_shared_when_it_is_split() -> None:
     loads = LoadStats()
-    loads.heard("ann", Heartbeat(1, 3, {}, {1: {0: 5.0, 1: 8.0}}), table("ann", "ann"))
+    loads.record("ann", Heartbeat(1, 3, {}, {1: {0: 5.0, 1: 8.0}}), table("ann", "ann"))
     assert loads.by_server(table("bob", "ann")) == {"bob": 5.0, "ann": 8.0}
-    loads.was_split(1, 0)
+    loads.note_split(1, 0)
     assert loads.rates == {1: {0: 2.5, 1: 2.5, 2: 8.0}}
-    loads.keep({})
+    loads.prune({})
     assert loads.rates == {}

@@ -64,7 +64,7 @@ def test_a_member_sends_heartbeats_and_no_more_hellos() -> None:
 def test_a_heartbeat_tells_the_view_in_effect_and_what_failed() -> None:
     made = member()
     made.failed[4] = "no memory"
-    assert made.show(3) == [Send("coordinator", m.Heartbeat(5, 3, {4: "no memory"}))]
+    assert made.confirm_view(3) == [Send("coordinator", m.Heartbeat(5, 3, {4: "no memory"}))]
     made.failed.clear()
     assert made.heartbeat() == Send("coordinator", m.Heartbeat(5, 3, {}))
 
@@ -117,11 +117,11 @@ def test_a_member_is_connected_to_the_roles_it_reaches() -> None:
 
 def test_a_fenced_member_says_hello_as_a_new_life() -> None:
     made = member()
-    made.show(3)
+    made.confirm_view(3)
     change, effects = made.handle(START + SECOND, m.Fence(0, 5))
     assert change == ViewChange(fenced=True)
     assert hellos(effects) == ["token.1"]
-    assert (made.joined, made.shown, made.asking_since) == (False, 0, START + SECOND)
+    assert (made.joined, made.active_view, made.asking_since) == (False, 0, START + SECOND)
     assert made.handle(START + SECOND, m.Welcome("token.0", 5, view(9)))[0] == ViewChange()  # from its former life
     assert made.handle(START + SECOND, m.Welcome("token.1", 8, view(2)))[0] == ViewChange(view=True)
     assert (made.incarnation, made.view.number) == (8, 2)

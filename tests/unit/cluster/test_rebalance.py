@@ -60,10 +60,10 @@ class Town:
             else:
                 rate = self.rates[segment] * luck * self.random.lognormvariate(0, self.noise)
                 known[segment] = LOAD_KEPT * known[segment] + (1 - LOAD_KEPT) * rate if segment in known else rate
-        self.loads.heard(name, Heartbeat(1, self.view, {}, {1: dict(known)}), {"w": self.table})
+        self.loads.record(name, Heartbeat(1, self.view, {}, {1: dict(known)}), {"w": self.table})
 
     def _look(self) -> None:
-        rule = "load" if self.loads.is_time(self.now, self.names, {"w": self.table}) else "count"
+        rule = "load" if self.loads.should_relieve(self.now, self.names, {"w": self.table}) else "count"
         wanted = plan([self.table], self.names, loads=self.loads.rates, balance=rule)
         if not wanted:
             return
@@ -75,7 +75,7 @@ class Town:
             self.moved.append((self.now, one))
         self.table = replace(self.table, places=places)
         if any(one.why == "load" for one in wanted):
-            self.loads.traded()
+            self.loads.note_trade()
 
     @property
     def rounds(self) -> list[int]:

@@ -39,7 +39,7 @@ def test_every_change_has_its_own_view_number() -> None:
     numbers = [made.view().number]
     made.create("w", Dense(rows=8))
     numbers.append(made.view().number)
-    made.delay("w", 3)
+    made.set_max_delay("w", 3)
     numbers.append(made.view().number)
     made.drop("w")
     numbers.append(made.view().number)
@@ -73,7 +73,7 @@ def test_a_full_cluster_takes_nobody_but_those_it_has(monkeypatch: pytest.Monkey
     made = roster("ann", "bob")
     assert "full" in made.may_join("eve", "worker", "t")
     assert "taken" in made.may_join("bob", "server", "another life")  # it is alive
-    made.people["bob"].suspected = True
+    made.members["bob"].suspected = True
     assert made.may_join("bob", "server", "another life") == ""
 
 
@@ -126,12 +126,12 @@ def test_the_silent_are_suspected_and_then_removed() -> None:
     made = Roster()
     made.join(0, "ann", "worker", "t", "", 1)
     assert list(made.find_dead(DEFAULT.suspect - 1)) == []
-    assert not made.people["ann"].suspected
+    assert not made.members["ann"].suspected
     assert list(made.find_dead(DEFAULT.suspect)) == []
-    assert made.people["ann"].suspected
-    made.people["ann"].heard = DEFAULT.suspect
+    assert made.members["ann"].suspected
+    made.members["ann"].last_seen = DEFAULT.suspect
     list(made.find_dead(DEFAULT.suspect + 1))
-    assert not made.people["ann"].suspected  # it cost nothing
+    assert not made.members["ann"].suspected  # it cost nothing
     assert list(made.find_dead(DEFAULT.suspect + DEFAULT.dead)) == ["ann"]
 
 
@@ -147,7 +147,7 @@ def test_the_last_holder_of_a_segment_is_not_removed_for_silence() -> None:
 def test_a_server_whose_segments_have_copies_is_removed_for_silence() -> None:
     made = roster("ann", "bob", copies=2)
     made.create("w", Dense(rows=64))
-    made.people["bob"].heard = 60 * SECOND
+    made.members["bob"].last_seen = 60 * SECOND
     assert list(made.find_dead(60 * SECOND)) == ["ann"]
     made.remove("ann", "silent")
     assert list(made.find_dead(90 * SECOND)) == []  # bob is the last one now
@@ -156,10 +156,10 @@ def test_a_server_whose_segments_have_copies_is_removed_for_silence() -> None:
 def test_of_servers_that_are_all_silent_none_is_removed_for_another_that_may_be_the_dead_one() -> None:
     made = roster("ann", "bob", "cat", copies=3)
     made.create("w", Dense(rows=64))
-    made.people["cat"].heard = DEFAULT.dead - DEFAULT.suspect  # the last that was heard, and silent by now, too
+    made.members["cat"].last_seen = DEFAULT.dead - DEFAULT.suspect  # the last that was heard, and silent by now, too
     assert list(made.find_dead(DEFAULT.dead)) == []
-    made.hear(DEFAULT.dead, made.people["cat"])
-    made.people["ann"].heard = made.people["bob"].heard = 0
+    made.mark_alive(DEFAULT.dead, made.members["cat"])
+    made.members["ann"].last_seen = made.members["bob"].last_seen = 0
     gone = []
     for name in made.find_dead(DEFAULT.dead):
         gone.append(name)
@@ -170,19 +170,19 @@ def test_of_servers_that_are_all_silent_none_is_removed_for_another_that_may_be_
 def test_time_in_which_nobody_was_heard_is_held_against_nobody() -> None:
     made = roster("ann", "bob", "cat", copies=3)
     for now in (DEFAULT.heartbeat, 2 * DEFAULT.heartbeat):
-        made.hear(now, made.people["ann"])
-        made.hear(now, made.people["bob"])  # of cat nothing was ever heard: a second of silence
+        made.mark_alive(now, made.members["ann"])
+        made.mark_alive(now, made.members["bob"])  # of cat nothing was ever heard: a second of silence
     later = 2 * DEFAULT.heartbeat + 60 * SECOND
-    made.hear(later, made.people["bob"])
-    assert [later - person.heard for person in made.people.values()] == [0, 0, 2 * DEFAULT.heartbeat]
-    made.hear(later + DEFAULT.heartbeat, made.people["bob"])  # no more than usual between two words
-    assert made.people["ann"].heard == later
+    made.mark_alive(later, made.members["bob"])
+    assert [later - person.last_seen for person in made.members.values()] == [0, 0, 2 * DEFAULT.heartbeat]
+    made.mark_alive(later + DEFAULT.heartbeat, made.members["bob"])  # no more than usual between two words
+    assert made.members["ann"].last_seen == later
 
 
 def test_a_newcomer_that_is_heard_first_is_no_reason_to_hold_silence_against_the_others() -> None:
     made = roster("ann", "bob")
-    for person in made.people.values():
-        made.hear(SECOND, person)
+    for person in made.members.values():
+        made.mark_alive(SECOND, person)
     made.join(60 * SECOND, "cat", "server", "cat.0", "memory:cat", 3)
     assert list(made.find_dead(60 * SECOND)) == [] and not made.suspects()
 
@@ -270,14 +270,14 @@ def test_the_delay_of_a_table_can_be_changed_and_nothing_else_with_it() -> None:
     made = roster("ann")
     spec = Dense(rows=8, width=3, apply=Each(), max_delay=1)
     before = made.create("w", spec)
-    made.delay("w", 7)
+    made.set_max_delay("w", 7)
     after = made.tables["w"]
     assert after.spec == Dense(rows=8, width=3, apply=Each(), max_delay=7)
     assert (after.number, after.starts, after.places) == (before.number, before.starts, before.places)
-    made.delay("w", None)
+    made.set_max_delay("w", None)
     assert made.tables["w"].spec.max_delay is None
     with pytest.raises(Invalid, match="max_delay=-1"):
-        made.delay("w", -1)
+        made.set_max_delay("w", -1)
 
 
 def test_what_is_not_there_cannot_be_changed() -> None:
@@ -285,21 +285,21 @@ def test_what_is_not_there_cannot_be_changed() -> None:
     with pytest.raises(Invalid, match="no table 'w'"):
         made.drop("w")
     with pytest.raises(Invalid, match="no table 'w'"):
-        made.delay("w", 1)
+        made.set_max_delay("w", 1)
 
 
 def test_a_set_gets_smaller_only_if_one_that_is_left_was_heard_since_the_other_was_to_go() -> None:
     """A coordinator that was started again takes all for alive: one of two may be dead since long, and the other is to go."""
     made = roster("ann", "bob", copies=2)
     made.create("w", Dense(rows=8))
-    made.people["ann"].view = made.people["bob"].view = made.number
+    made.members["ann"].view = made.members["bob"].view = made.number
     made.leave("bob")
     smaller = [WantedMove("w", segment, "bob", "", "leaving") for segment in range(len(made.tables["w"].places))]
-    made.people["bob"].view = made.number
+    made.members["bob"].view = made.number
     assert made.assignment.begin(0, smaller) == [] and holders(made, "w") == {"ann", "bob"}
-    made.people["ann"].view, made.people["ann"].suspected = made.number, True
+    made.members["ann"].view, made.members["ann"].suspected = made.number, True
     assert made.assignment.begin(0, smaller) == []
-    made.people["ann"].suspected = False
+    made.members["ann"].suspected = False
     assert made.assignment.begin(0, smaller) == smaller and holders(made, "w") == {"ann"}
 
 
@@ -326,9 +326,9 @@ def test_nothing_changes_hands_before_every_member_of_its_set_knows_of_it() -> N
     made.create("w", Dense(rows=8))
     first = made.tables["w"].places[0].servers
     swap = [WantedMove("w", 0, first[0], first[1], "count")]
-    made.people[first[0]].view = made.people[first[1]].view = made.number
+    made.members[first[0]].view = made.members[first[1]].view = made.number
     assert made.assignment.begin(0, swap) == []
-    made.people[first[2]].view = made.number
+    made.members[first[2]].view = made.number
     assert made.assignment.begin(0, swap) == swap
     assert made.tables["w"].places[0].servers == [first[1], first[0], first[2]]
 
@@ -340,8 +340,8 @@ def test_half_a_trade_is_not_begun() -> None:
     owners = [place.servers[0] for place in made.tables["w"].places]
     mine, other = owners.index("ann"), owners.index("bob")
     trade = [WantedMove("w", mine, "ann", "bob", "load", "", 1), WantedMove("w", other, "bob", "ann", "load", "", 1)]
-    made.people["ann"].view = made.people["bob"].view = made.number
-    made.assignment.apart["bob", "ann"] = 10  # who cannot reach each other are not to try again so soon
+    made.members["ann"].view = made.members["bob"].view = made.number
+    made.assignment.unreachable["bob", "ann"] = 10  # who cannot reach each other are not to try again so soon
     before = dict(made.tables)
     assert made.assignment.begin(0, trade) == [] and made.tables == before
     assert made.assignment.begin(10, trade) == trade

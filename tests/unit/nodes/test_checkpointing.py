@@ -81,7 +81,7 @@ class Town:
     @property
     def busy(self) -> bool:
         """A checkpoint is under way, or was asked for and has neither been saved nor failed."""
-        return self.checkpointing._wanted or self.checkpointing._try is not None
+        return self.checkpointing._requested or self.checkpointing._attempt is not None
 
     def events(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.told if isinstance(event, kind)]

@@ -179,7 +179,7 @@ def test_a_second_process_of_the_same_name_fences_the_first() -> None:
     assert second.incarnation > first.incarnation
     assert office.beat("ann", first.incarnation) == [("ann", m.Fence(0, first.incarnation))]
     assert office.say("ann", m.Hello("ann", "worker", "one")) == [("ann", m.IncarnationOver("one"))]
-    assert office.coordinator.roster.people["ann"].member.incarnation == second.incarnation
+    assert office.coordinator.roster.members["ann"].member.incarnation == second.incarnation
 
 
 def test_a_late_hello_of_a_dead_process_does_not_shut_the_living_one_out() -> None:
@@ -400,7 +400,7 @@ def test_answers_are_remembered_but_not_for_ever() -> None:
     office = Office()
     for request in range(limits.MEMBERS + 50):
         office.say("ann", m.Drop(request, "w"))
-    assert len(office.coordinator.changing._answered) <= limits.MEMBERS
+    assert len(office.coordinator.table_admin._answered) <= limits.MEMBERS
 
 
 # ---------------------------------------------------------------- a journal that outlives it (F14)
@@ -608,7 +608,7 @@ def test_a_hello_has_an_end() -> None:
     ):
         ((to, no),) = office.say("ann", hello)
         assert to == "ann" and isinstance(no, m.Refusal)
-    assert not office.coordinator.roster.people
+    assert not office.coordinator.roster.members
 
 
 def test_whose_key_was_revoked_is_gone_at_once_and_the_reason_is_kept() -> None:
@@ -616,7 +616,7 @@ def test_whose_key_was_revoked_is_gone_at_once_and_the_reason_is_kept() -> None:
     office.join("ann")
     office.join("bob")
     office.say("bob", m.Refusal(0, "key", "its key was revoked"))
-    assert list(office.coordinator.roster.people) == ["ann"]
+    assert list(office.coordinator.roster.members) == ["ann"]
     assert office.coordinator.roster.lost["bob"] == "its key was revoked"
 
 

@@ -66,5 +66,5 @@ def test_a_synchronous_run_is_the_same_bit_for_bit(rows: Dataset, seed: int) -> 
 def test_a_worker_lost_together_with_the_coordinator_is_made_up_for(rows: Dataset, strategy: str, seed: int) -> None:
     ship = sail(rows, strategy, seed, lose="worker-1")
     assert ship.slots_done() == 50
-    assert "worker-1" not in ship.nodes["coordinator"].roster.people  # type: ignore[attr-defined]
+    assert "worker-1" not in ship.nodes["coordinator"].roster.members  # type: ignore[attr-defined]
     assert len(ship.all(Started)) >= 1 and len({event.name for event in ship.all(Joined)}) <= 5

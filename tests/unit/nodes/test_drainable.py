@@ -62,7 +62,7 @@ def test_it_asks_to_leave_again_and_again_until_it_is_let_go() -> None:
 def test_one_that_was_told_to_go_and_missed_the_word_does_not_come_back_as_a_new_one() -> None:
     guest = joined()
     guest.handle(SECOND, Received("coordinator", view(leaving=True)))
-    assert guest.leaving and not guest.asks
+    assert guest.leaving and not guest.wants_to_leave
     guest.handle(SECOND, Received("coordinator", m.Fence(0, 3)))
     assert guest.end == "released"
 
@@ -77,7 +77,7 @@ def test_a_refusal_of_its_wish_is_remembered_and_it_stays() -> None:
     guest = joined()
     guest.leave()
     guest.handle(SECOND, Received("coordinator", m.Refusal(0, "setting", "it is the last")))
-    assert guest.stays == "it is the last" and not guest.end
+    assert guest.refusal == "it is the last" and not guest.end
 
 
 def test_a_newcomer_that_is_refused_ends_unless_it_may_be_tried_again() -> None:

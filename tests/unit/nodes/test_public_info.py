@@ -20,8 +20,8 @@ class Run:
         return [Tell(Warned(seconds=0.0, what=what))]
 
 
-def fed(doorway: PublicInfo, after: int) -> m.Fed:
-    (effect,) = doorway.take("ann", m.Feed(1, after), None)
+def fed(public_info: PublicInfo, after: int) -> m.Fed:
+    (effect,) = public_info.answer("ann", m.Feed(1, after), None)
     assert isinstance(effect, Send) and isinstance(effect.message, m.Fed)
     return effect.message
 
@@ -31,43 +31,43 @@ def joined(number: int) -> Tell:
 
 
 def test_whoever_asks_is_told_what_the_run_is_about_and_whether_it_is_over() -> None:
-    doorway, run = PublicInfo(m.Described(0, "data = 'x'", "x", 5)), Run()
+    public_info, run = PublicInfo(m.Described(0, "data = 'x'", "x", 5)), Run()
     scheduler: Any = run
-    assert doorway.take("ann", m.Describe(7), scheduler) == [Send("ann", m.Described(7, "data = 'x'", "x", 5))]
+    assert public_info.answer("ann", m.Describe(7), scheduler) == [Send("ann", m.Described(7, "data = 'x'", "x", 5))]
     run.ended = True
-    (answer,) = doorway.take("ann", m.Describe(8), scheduler)
+    (answer,) = public_info.answer("ann", m.Describe(8), scheduler)
     assert isinstance(answer, Send) and isinstance(answer.message, m.Described) and answer.message.ended
 
 
 def test_what_happened_is_told_once_to_each_who_asks_and_not_what_happens_all_the_time() -> None:
-    doorway = PublicInfo()
+    public_info = PublicInfo()
     progress = Progress(seconds=0.0, passes=1.0, steps=1, examples=1, train_loss=None, workers=1)
-    doorway.heard([joined(0), Tell(progress), joined(1)])
-    first = fed(doorway, 0)
+    public_info.record([joined(0), Tell(progress), joined(1)])
+    first = fed(public_info, 0)
     assert [event.name for event in first.events if isinstance(event, Joined)] == ["worker-0", "worker-1"]
-    assert fed(doorway, first.number).events == []
-    doorway.heard([joined(2)])
-    assert len(fed(doorway, first.number).events) == 1
-    assert len(fed(doorway, 1_000).events) == 3  # it asks another life of the coordinator
+    assert fed(public_info, first.number).events == []
+    public_info.record([joined(2)])
+    assert len(fed(public_info, first.number).events) == 1
+    assert len(fed(public_info, 1_000).events) == 3  # it asks another life of the coordinator
 
 
 def test_only_so_much_is_remembered_and_an_evaluation_without_its_workers() -> None:
-    doorway = PublicInfo()
-    doorway.heard([joined(number) for number in range(3 * limits.FEED)])
-    assert len(fed(doorway, 0).events) == limits.FEED
+    public_info = PublicInfo()
+    public_info.record([joined(number) for number in range(3 * limits.FEED)])
+    assert len(fed(public_info, 0).events) == limits.FEED
     judged = Evaluated(
         seconds=0.0, number=1, passes=1.0, steps=1, examples=1, train_loss=None, test_loss=0.5, metrics={}, workers=1, best=True,
         each={"worker-0": {"slots": 1}},
     )  # fmt: skip
-    doorway.heard([Tell(judged)])
-    last = fed(doorway, 0).events[-1]
+    public_info.record([Tell(judged)])
+    last = fed(public_info, 0).events[-1]
     assert isinstance(last, Evaluated) and last.each == {}
 
 
 def test_who_cannot_take_part_is_told_of_so_many_times_and_no_more() -> None:
-    doorway, scheduler = PublicInfo(), Run()
+    public_info, scheduler = PublicInfo(), Run()
     given: Any = scheduler
-    told = [doorway.take("x", m.Unfit("w" * 500, "y" * 5_000), given) for _ in range(2 * limits.UNFIT)]
+    told = [public_info.answer("x", m.Unfit("w" * 500, "y" * 5_000), given) for _ in range(2 * limits.UNFIT)]
     assert sum(map(bool, told)) == limits.UNFIT
     (effect,) = told[0]
     assert isinstance(effect, Tell) and isinstance(effect.event, Warned)

@@ -68,7 +68,7 @@ def held(ship: Ship, rank: int = 0) -> Counter[str]:
 
 
 def is_moving(ship: Ship) -> bool:
-    return bool(coordinator(ship).elastic.standing(ship.now, coordinator(ship)))
+    return bool(coordinator(ship).rebalancer.moves_in_progress(ship.now, coordinator(ship)))
 
 
 def join(ship: Ship, name: str) -> DrainableNode:
@@ -135,7 +135,7 @@ def test_members_of_a_set_change_places_while_the_run_goes_on(
             if place.servers[0] == "server-0"
         ]
         node = coordinator(ship)
-        node.elastic._note(ship.now, node.roster.assignment.begin(ship.now, swaps), node)
+        node.rebalancer._record_started(ship.now, node.roster.assignment.begin(ship.now, swaps), node)
         ship.until(lambda ship=ship: not is_moving(ship))
         assert before["server-0"] == 8 and held(ship) == {"server-1": 16} and held(ship, 1) == {"server-0": 16}
         ship.home()
@@ -189,9 +189,9 @@ def test_the_last_server_may_not_go(rows: Dataset) -> None:
     ship = sail(rows, "async", seed=2, servers=1)
     server = server_of(ship, "server-0")
     server.leave()
-    ship.until(lambda: bool(server.stays))
-    assert "start another one" in server.stays
-    assert not server.end and not coordinator(ship).roster.people["server-0"].member.leaving
+    ship.until(lambda: bool(server.refusal))
+    assert "start another one" in server.refusal
+    assert not server.end and not coordinator(ship).roster.members["server-0"].member.leaving
     join(ship, "server-1")  # then it may
     ship.until(lambda: server.end == "released")
     ship.home()
@@ -312,7 +312,7 @@ def test_a_move_to_one_that_the_owner_cannot_reach_is_given_up(rows: Dataset) ->
     ship = sail(rows, "async", seed=1, servers=2)
     ship.drop = lambda sender, to, message: "server-2" in (sender, to) and "server-0" in (sender, to)
     join(ship, "server-2")
-    ship.until(lambda: coordinator(ship).roster.assignment.apart.get(("server-0", "server-2"), 0) > 0)
+    ship.until(lambda: coordinator(ship).roster.assignment.unreachable.get(("server-0", "server-2"), 0) > 0)
     ship.home()
     assert ship.slots_done() == ship.scheduler.workload.limit
 
@@ -320,9 +320,9 @@ def test_a_move_to_one_that_the_owner_cannot_reach_is_given_up(rows: Dataset) ->
 def test_nothing_new_moves_while_a_checkpoint_is_written(rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     ship = sail(rows, "async", seed=1)
     writing = [True]
-    monkeypatch.setattr(type(coordinator(ship).checkpoints.writer), "is_under_way", property(lambda self: writing[0]))
+    monkeypatch.setattr(type(coordinator(ship).checkpoints.writer), "in_progress", property(lambda self: writing[0]))
     join(ship, "server-2")
-    ship.until(lambda: "server-2" in coordinator(ship).roster.people and ship.slots_done() > 20)
+    ship.until(lambda: "server-2" in coordinator(ship).roster.members and ship.slots_done() > 20)
     assert not is_moving(ship) and not held(ship)["server-2"]
     writing[0] = False
     ship.until(lambda: held(ship)["server-2"] > 0)
@@ -375,7 +375,7 @@ def test_a_move_whose_server_was_lost_on_the_way_is_told_so() -> None:
 
     def told(source: str) -> tuple[str, str]:
         opening = OpeningMove("weights", 1, [3], source, "server-9", 9, "load", "it had 90%", 0, 5)
-        (tell,) = coordinator.elastic._tell(limits.SECOND, opening, coordinator)
+        (tell,) = coordinator.rebalancer._report(limits.SECOND, opening, coordinator)
         assert isinstance(tell, Tell) and isinstance(tell.event, Handed)
         return tell.event.why, tell.event.gain
 
@@ -395,7 +395,7 @@ def view(*places: list[str], servers: tuple[str, ...] = ("a", "b")) -> m.View:
 def shared(rebalancer: Rebalancer, view: m.View, run: Scheduler | None) -> list[Effect]:
     """What is reported once this view is on disk."""
     of: Any = SimpleNamespace(view=view, scheduler=run)
-    return rebalancer.told(0, of)
+    return rebalancer.announced(0, of)
 
 
 def test_parts_and_copies_are_told_by_server_once_for_each_change() -> None:

@@ -25,7 +25,7 @@ from shoal.nodes.scheduler_journal import (
     JournalSnapshot,
     ScheduleState,
     counted_everywhere,
-    folded,
+    replayed,
     to_begin_with,
 )
 from shoal.schedule.intervals import Intervals, runs, spread
@@ -231,7 +231,7 @@ def test_in_steps_a_deal_waits_for_the_line_on_its_way_that_allows_it() -> None:
             break
         (dealt,) = (one for one in said if isinstance(one, m.Deal))
         desk.hands[who] = spread(dealt.slots, 99)
-    assert not said and run.journal.promised < work.next <= folded(split([line.record])[1]).account.dealt
+    assert not said and run.journal.promised < work.next <= replayed(split([line.record])[1]).account.dealt
     (deal,) = (one.message for one in run.journal.durable(desk.now, "") if isinstance(one, Send))
     assert isinstance(deal, m.Deal) and not run.journal.writing  # and no other line had to be written for it
 
@@ -475,7 +475,7 @@ def test_an_evaluator_that_was_declared_dead_comes_back_and_judges_on(rows: Data
 def test_every_better_model_is_kept_and_one_of_a_former_life_if_it_is_better(rows: Dataset) -> None:
     kept: list[Judgement] = []
     ship = Ship(rows, strategy="sync", evaluate__every=0.5)
-    ship.evaluator._keep_it = kept.append
+    ship.evaluator._save_best = kept.append
     ship.home()
     assert ship.evaluator.best is kept[-1]
     assert [one.loss for one in kept] == sorted((one.loss for one in kept), reverse=True)
@@ -674,7 +674,7 @@ def test_a_run_that_lost_a_server_goes_back_and_ends_well(rows: Dataset, strateg
 
 def test_a_journal_in_which_the_run_went_back_says_what_holds_now() -> None:
     whole = JournalSnapshot(ScheduleState(counted=[(0, 3)], voids={1: "nan"}))
-    assert folded(
+    assert replayed(
         [JournalMark([(0, 9)]), whole, JournalMark([(4, 6)]), JournalMark([(3, 4)], {5: "x"})]
     ) == ScheduleState(counted=[(0, 6)], voids={1: "nan", 5: "x"})
 

@@ -45,9 +45,9 @@ def said(effects: list[Effect], to: str) -> list[m.Message]:
 @pytest.mark.parametrize("stranger", ["c/launcher", "visit-1234"])
 def test_only_who_is_of_its_group_has_a_checkpoint_made(node: SchedulerNode, stranger: str) -> None:
     assert said(node.handle(NOW, Received(stranger, m.Save(7))), stranger) == []
-    assert node.counts["unexpected"] == 1 and node.writer is not None and not node.writer._wanted
+    assert node.counts["unexpected"] == 1 and node.writer is not None and not node.writer._requested
     node.handle(NOW, Received("b/launcher", m.Save(7)))
-    assert node.writer._wanted
+    assert node.writer._requested
     assert [type(one) for one in said(node.handle(NOW, Received("b/launcher", m.Save(7))), "b/launcher")] == [
         m.PushHeld
     ]

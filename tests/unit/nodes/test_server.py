@@ -12,7 +12,7 @@ import pytest
 from shoal import limits
 from shoal.keys import KeyRange
 from shoal.limits import SECOND
-from shoal.nodes.server import Backlog, Server, longest
+from shoal.nodes.server import Backlog, Server, max_wait
 from shoal.store.table import slab
 from shoal.tables import Dense, Sparse, Table, Update
 from shoal.timing import DEFAULT
@@ -148,7 +148,7 @@ def test_a_request_by_a_newer_view_waits_until_this_one_has_it() -> None:
 def test_a_request_that_came_too_soon_is_sent_back_when_it_has_waited_long_enough() -> None:
     made = hall()
     assert made.push([1], [1], view=6) == []
-    made.now += longest(DEFAULT) - 1
+    made.now += max_wait(DEFAULT) - 1
     assert made.feed(Tick()) == []
     made.now += DEFAULT.notice
     assert made.feed(Tick()) == [("dan", m.Busy(1, limits.BUSY_RETRY))]
@@ -295,7 +295,7 @@ def test_a_view_is_shown_once_its_tables_are_set_up() -> None:
     made = Hall(Server("ann", "token"))
     made.feed(Tick())
     made.feed(Received("coordinator", m.Welcome("token.0", 1, view(5, placed(1)))))
-    assert made.server.member.shown == 0
+    assert made.server.member.active_view == 0
     (job,) = made.asked
     job.function()
     effects = made.server.handle(made.now, Computed(job.token))

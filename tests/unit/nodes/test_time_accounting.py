@@ -50,7 +50,7 @@ def test_all_time_is_one_of_the_kinds() -> None:
     book.waited(held)
     clock.pass_by(4)
     book.waited(0, IDLE)
-    totals, spans = book.told()
+    totals, spans = book.take()
     assert in_ms(totals) == {COMPUTE: 11, COMMUNICATE: 5, WAIT: 7, IDLE: 4}
     assert spans == [
         (COMPUTE, 27_000, 11_000),
@@ -58,7 +58,7 @@ def test_all_time_is_one_of_the_kinds() -> None:
         (WAIT, 11_000, 7_000),
         (IDLE, 4_000, 4_000),
     ]
-    assert book.told() == ([0] * len(totals), [])
+    assert book.take() == ([0] * len(totals), [])
 
 
 def test_what_was_kept_back_while_computing_was_not_waited_for() -> None:
@@ -69,7 +69,7 @@ def test_what_was_kept_back_while_computing_was_not_waited_for() -> None:
     book.computed()
     clock.pass_by(2)
     book.waited(held)
-    assert in_ms(book.told()[0]) == {COMPUTE: 8, WAIT: 2}
+    assert in_ms(book.take()[0]) == {COMPUTE: 8, WAIT: 2}
 
 
 def test_while_anything_is_computed_nothing_else_is_counted() -> None:
@@ -82,7 +82,7 @@ def test_while_anything_is_computed_nothing_else_is_counted() -> None:
     book.computed()
     clock.pass_by(5)
     book.computed()
-    assert in_ms(book.told()[0]) == {COMPUTE: 15}
+    assert in_ms(book.take()[0]) == {COMPUTE: 15}
 
 
 def test_only_the_first_spans_of_a_second_are_told_and_all_time_is_summed() -> None:
@@ -93,7 +93,7 @@ def test_only_the_first_spans_of_a_second_are_told_and_all_time_is_summed() -> N
         book.computed()
         clock.pass_by(1)
         book.waited()
-    totals, spans = book.told()
+    totals, spans = book.take()
     assert in_ms(totals) == {COMPUTE: 1_000, COMMUNICATE: 1_000}
     assert len(spans) == 2 * 4
 
@@ -103,10 +103,10 @@ def test_later_on_few_seconds_are_looked_at() -> None:
     shown = []
     for _ in range(1_300):
         clock.pass_by(1_000)
-        book.did(EVALUATE)
+        book.record(EVALUATE)
         clock.pass_by(0)
-        book.did(IDLE)
-        shown.append(len(book.told()[1]))
+        book.record(IDLE)
+        shown.append(len(book.take()[1]))
     assert sum(shown[:55]) >= 50 and sum(shown[100:500]) == 40 and sum(shown[700:]) == 10
 
 
@@ -116,19 +116,19 @@ def test_what_was_before_is_left_out() -> None:
     book.skip()
     clock.pass_by(1)
     book.waited()
-    assert in_ms(book.told()[0]) == {COMMUNICATE: 1}
+    assert in_ms(book.take()[0]) == {COMMUNICATE: 1}
 
 
 def test_a_clock_that_goes_back_leaves_no_time_below_zero() -> None:
     """The clocks of two cores may differ by milliseconds; who hears a span in the future refuses the message, again and again."""
     book, clock = spent()
     clock.pass_by(10)
-    book.did(EVALUATE)
+    book.record(EVALUATE)
     clock.pass_by(-5)
-    book.did(COMMUNICATE)
+    book.record(COMMUNICATE)
     book.skip()
-    totals, spans = book.told()
+    totals, spans = book.take()
     assert in_ms(totals) == {EVALUATE: 10} and spans == [(EVALUATE, 10_000, 10_000)]
     clock.pass_by(7)
-    book.did(IDLE)
-    assert in_ms(book.told()[0]) == {IDLE: 2}
+    book.record(IDLE)
+    assert in_ms(book.take()[0]) == {IDLE: 2}

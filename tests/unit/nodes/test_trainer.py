@@ -93,7 +93,7 @@ def test_second_copies_change_nothing_also_where_one_server_is_ahead(rows: Datas
             ship.until(lambda ship=ship: ship.slots_done() >= 9)  # type: ignore[misc]
             ship.kill("worker-1")
         ship.home()
-        left += sum(len(trainer._left) for trainer in ship.trainers.values())
+        left += sum(len(trainer._returned) for trainer in ship.trainers.values())
         assert ship.slots_done() == 50 and ship.scheduler.examples == 2 * 400
         newer = ship.scheduler.counts["slots with newer weights"]
         assert dies or not newer
@@ -106,13 +106,13 @@ def test_a_slot_that_read_newer_weights_is_admitted_before_it_goes_on(rows: Data
     ship = Ship(rows, strategy="sync", workers=1)
     ship.until(lambda: ship.slots_done() >= 2)
     lane = ship.trainers["worker-0"]._stream
-    admitted = lane.admits()
+    admitted = lane.report_newer()
     assert not admitted.done
     ship.until(lambda: admitted.done)
     assert admitted.error is None and ship.scheduler.counts["slots with newer weights"] == 1
-    again = lane.admits()
+    again = lane.report_newer()
     lane.close(Fenced("worker-0", 1))  # it is not told in the name of the next life
-    assert again.error is not None and lane.admits().error is not None
+    assert again.error is not None and lane.report_newer().error is not None
 
 
 def lost_on_the_way_to_one_server(ship: Ship, sender: str, to: str, message: m.Message) -> bool:

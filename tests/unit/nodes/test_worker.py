@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import Closed, Fenced, Refused, Unanswered
 from shoal.limits import SECOND
-from shoal.nodes.worker import Worker, goes_back
+from shoal.nodes.worker import Worker, is_rolling_back
 from shoal.store.client.task import Task
 from shoal.tables import Dense
 from shoal.timing import DEFAULT
@@ -275,7 +275,7 @@ def asked(tables: dict[str, list[str]], generation: int = 0, group: str = "") ->
     view = m.View(1, 1, generation, [m.Member("worker-0", 7, "worker", "", group=group)], places)
     worker.handle(START, Tick())
     worker.handle(START, Received("coordinator", m.Welcome("token.0", 7, view)))
-    task = worker.start(goes_back(worker, 0))
+    task = worker.start(is_rolling_back(worker, 0))
     sent = [one.message for one in worker.handle(START, Tick()) if isinstance(one, Send)]
     (refresh,) = [one for one in sent if isinstance(one, m.Refresh)]
     worker.handle(START, Received("coordinator", m.Done(refresh.request)))

@@ -35,7 +35,7 @@ def test_calls_that_other_threads_make_meanwhile_go_last_and_harm_nothing() -> N
     queue: deque[Any] = deque()
     queue += [first := Restless(2, queue), second := Restless(3, queue), new := Restless(0, queue)]
     dispatcher = Client("me").dispatcher
-    dispatcher._queue, dispatcher._again = queue, [moved := Restless(1, queue)]  # type: ignore[list-item]
+    dispatcher._queue, dispatcher._to_resend = queue, [moved := Restless(1, queue)]  # type: ignore[list-item]
     dispatcher._requeue()
     assert list(queue)[:4] == [moved, first, second, new]
 

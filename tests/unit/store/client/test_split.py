@@ -129,7 +129,7 @@ def test_a_table_of_which_a_part_is_lost_says_so(keys: Keys | KeyRange) -> None:
     with pytest.raises(SegmentsLost, match="table 'w'"):
         layout("a.").shares(keys, 8, False)
     with pytest.raises(SegmentsLost):
-        layout("a.").check_all_held()
+        layout("a.").check_not_lost()
 
 
 def test_the_first_of_a_segments_servers_is_asked() -> None:

@@ -11,7 +11,7 @@ import pytest
 from shoal import limits
 from shoal.errors import BadKeys
 from shoal.keys import KeyList, KeyRange, Keys
-from shoal.store.client.key_cache import NOTHING, KeyCache
+from shoal.store.client.key_cache import NO_HANDLE, KeyCache
 from shoal.store.client.split import ServerShare
 from shoal.store.server.key_lists import KeyLists, crc_of
 from shoal.store.table.table import ServerTable
@@ -258,7 +258,7 @@ def test_a_list_has_a_number_at_once_and_is_known_when_that_was_answered() -> No
     assert first is second and first.number == 1 and sent and also
     names.answered(1)
     assert names.handle_for(3, listed, share(4), listed.keys) == (first, [])
-    assert list(names.figures().values()) == [1, 2, 0, 8 * 4]
+    assert list(names.stats().values()) == [1, 2, 0, 8 * 4]
 
 
 def test_each_server_and_each_split_has_a_number_of_its_own() -> None:
@@ -271,16 +271,16 @@ def test_each_server_and_each_split_has_a_number_of_its_own() -> None:
 
 def test_keys_that_do_not_come_again_have_no_number() -> None:
     names = KeyCache()
-    assert names.handle_for(1, None, share(4), SOME)[0] is NOTHING
-    assert names.handle_for(2, KeyList(SOME.copy()), share(4), SOME)[0] is NOTHING  # a filter chose others
+    assert names.handle_for(1, None, share(4), SOME)[0] is NO_HANDLE
+    assert names.handle_for(2, KeyList(SOME.copy()), share(4), SOME)[0] is NO_HANDLE  # a filter chose others
     few = KeyList(SOME[:3])
-    assert names.handle_for(3, few, share(3), few.keys)[0] is NOTHING
-    assert list(names.figures().values()) == [0, 0, 0, 0]
+    assert names.handle_for(3, few, share(3), few.keys)[0] is NO_HANDLE
+    assert list(names.stats().values()) == [0, 0, 0, 0]
 
 
 def test_lists_beyond_what_a_client_may_name_are_sent_and_the_others_stay_known() -> None:
     names = KeyCache()
-    names.most = 9
+    names.max_keys = 9
     lists = [KeyList(SOME + np.uint64(n)) for n in range(4)]
     hits = [answered(names, 10 * turn + n, one) for turn in range(3) for n, one in enumerate(lists)]
     assert hits == [False] * 4 + [True, True, False, False] * 2
@@ -288,7 +288,7 @@ def test_lists_beyond_what_a_client_may_name_are_sent_and_the_others_stay_known(
 
 def test_a_list_that_nobody_has_any_more_makes_room_and_its_number_is_given_again() -> None:
     names, listed = KeyCache(), KeyList(SOME)
-    names.most = 4
+    names.max_keys = 4
     assert not answered(names, 1, listed) and answered(names, 2, listed)
     del listed
     other = KeyList(OTHERS)
@@ -312,7 +312,7 @@ def test_what_was_forgotten_is_sent_whole_once_and_named_no_more() -> None:
     assert whole[0] == msgspec.structs.replace(asked, handle=0, known=False, crc=0)
     assert np.array_equal(whole[1][0], SOME)
     assert names.with_keys(whole[0], whole[1], list) is None  # said twice
-    assert list(names.figures().values()) == [1, 1, 1, 0]
+    assert list(names.stats().values()) == [1, 1, 1, 0]
     assert not answered(names, 3, listed) and not answered(names, 4, listed)  # that server has no room
 
 

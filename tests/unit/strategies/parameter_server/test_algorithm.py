@@ -103,11 +103,11 @@ class Paper:
     def waited(self, task: Task) -> None:
         pass
 
-    def leaves(self, slot: Slot) -> bool:
+    def give_back(self, slot: Slot) -> bool:
         self.newers += 1
         return slot in self.left
 
-    def admits(self) -> Task:
+    def report_newer(self) -> Task:
         self.admitting = Task("admit")
         if self.heard:
             self.admitting.finish()

@@ -23,7 +23,7 @@ from shoal.store.server.key_lists import KeyLists
 from shoal.store.server.load import load_report
 from shoal.store.server.outcome import HandlerResult, LongComputation
 from shoal.store.server.query_runner import PendingCalls
-from shoal.store.server.table_server import FromServer, HeldSince, TableServer, ours
+from shoal.store.server.table_server import FromServer, ServedSegments, TableServer, served_segments
 from shoal.timing import TimingSettings
 from shoal.user_code import ends_us, said, told
 from shoal.wire import messages as m
@@ -60,13 +60,13 @@ class Server:
     def _begin(self) -> None:
         """As a new incarnation: others may hold the segments of an earlier one by now."""
         self.tables: dict[int, TableServer] = {}
-        self.handles = KeyLists()
+        self.key_lists = KeyLists()
         self._members: dict[int, m.Member] = {}
         self._backlog, self._too_soon = Backlog(), EarlyRequests()
         self._works: deque[LongComputation] = deque()  # the first one is being computed
         self._view_waits = False
         self._early: list[Received] = []  # from servers whose view is newer than ours
-        self._ours: dict[int, HeldSince] = {}  # by table
+        self._ours: dict[int, ServedSegments] = {}  # by table
         self._keeping.forget()
         self.calls.clear()
         self._token += 1  # what is still being computed comes back to nobody
@@ -101,18 +101,18 @@ class Server:
             effects += self._request(now, self._backlog.next())
             self._let_in()
         if self._keeping.later and not self._works:
-            effects += self._carry_on(HandlerResult(works=[self._keeping.later.popleft()]))
+            effects += self._carry_on(HandlerResult(computations=[self._keeping.later.popleft()]))
         effects += self.member.tick(now)
         if now >= self._next_notice:
             timing = self.member.timing
             self._next_notice = now + (timing.level_again if self._copies else timing.notice // 4)
-            for holding in self.tables.values():
-                effects += holding.tick(now, bool(self._works))
+            for table in self.tables.values():
+                effects += table.tick(now, bool(self._works))
             effects += self.calls.notices(now, timing)
             effects += self._send_back(now)
             self._tell_loads(now)
         if now >= self._next_clear and not self._works:
-            more = any(holding.clear_some() for holding in self.tables.values())
+            more = any(table.compact_some() for table in self.tables.values())
             self._next_clear = now + limits.CLEAR_EVERY if more else self._next_notice
         wake = min(self.member.next, self._next_notice)
         effects.append(Wake(wake if self._works else min(wake, self._next_clear)))
@@ -123,7 +123,7 @@ class Server:
             return
         since, self._told_loads = self._told_loads, now
         if since:
-            own = {number: one.primary.asked for number, one in self.tables.items() if one.primary is not None}
+            own = {number: one.primary.segment_load for number, one in self.tables.items() if one.primary is not None}
             self.member.loads, self.member.halves = load_report(own, (now - since) / limits.SECOND)
 
     def _greeting(self, now: int, message: m.Message) -> list[Effect]:
@@ -152,7 +152,7 @@ class Server:
             return self._carry_on(self._in_effect(now, view, made))
         done = partial(self._in_effect, view=view, made=made)
         return self._carry_on(
-            HandlerResult(works=[LongComputation(partial(self._set_up, view, new, made), done, None)])
+            HandlerResult(computations=[LongComputation(partial(self._set_up, view, new, made), done, None)])
         )
 
     def _in_effect(self, now: int, view: m.View, made: dict[int, TableServer]) -> HandlerResult:
@@ -162,17 +162,17 @@ class Server:
         self._groups = {group.name: group for group in view.groups}
         workers = {i: one.name for i, one in self._members.items() if one.role == "worker"}
         everyone = {i: one.name for i, one in self._members.items()}
-        self.handles.live(everyone)
+        self.key_lists.drop_departed(everyone)
         self._keeping.live(view)
         servers = _servers(view)
         self._copies = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
-        self._ours = {one.number: ours(self.name, one, self._ours.get(one.number)) for one in view.tables}
+        self._ours = {one.number: served_segments(self.name, one, self._ours.get(one.number)) for one in view.tables}
         self.member.shown = view.number
-        for table in view.tables:
-            holding = self.tables.get(table.number)
-            if holding is not None:
-                outcome += holding.take(now, table, servers, view.number, view.timing)
-                outcome += holding.live(workers, everyone)
+        for placed in view.tables:
+            table = self.tables.get(placed.number)
+            if table is not None:
+                outcome += table.apply_placement(now, placed, servers, view.number, view.timing)
+                outcome += table.set_members(workers, everyone)
         outcome.effects += self.member.show(view.number)
         early, self._early = self._early, []
         self._backlog.put_back(early)
@@ -180,25 +180,25 @@ class Server:
 
     def _set_up(self, view: m.View, new: list[m.TablePlaces], made: dict[int, TableServer]) -> None:
         """Make room for the segments that are ours; what cannot be is kept with its reason."""
-        servers = _servers(view)
-        for table in new:
+        servers, incarnation = _servers(view), self.member.incarnation
+        for placed in new:
             try:
-                holding = TableServer(self.name, self.member.incarnation, table, self._inline, self._pace, view.timing)
-                holding.set_up(servers, self._keeping.loader(table))
-                made[table.number] = holding
+                table = TableServer(self.name, incarnation, placed, self._inline, self._pace, view.timing)
+                table.set_up(servers, self._keeping.loader(placed))
+                made[placed.number] = table
             except MemoryError:
-                self.member.failed[table.number] = f"{self.name} has no memory for its part of table {table.name!r}"
+                self.member.failed[placed.number] = f"{self.name} has no memory for its part of table {placed.name!r}"
             except BaseException as error:  # an unknown update, bad settings, a filter that fails
                 if ends_us(error):
                     raise
                 what = said(error) if isinstance(error, ShoalError) else told(error)
-                self.member.failed[table.number] = f"{self.name}: {what}"  # other tables go on
+                self.member.failed[placed.number] = f"{self.name}: {what}"  # other tables go on
 
     def _queue(self, now: int, event: Received) -> list[Effect]:
         if not self._works:
             return self._request(now, event)
         if isinstance(event.message, m.Call) and (self.calls.has(event) or event in self._backlog):
-            return [self.calls.held(event.sender, event.message)]  # nothing long is done twice
+            return [self.calls.notice(event.sender, event.message)]  # nothing long is done twice
         if self._backlog.add(event):
             return []
         self.counts["backlog full"] += 1
@@ -213,10 +213,10 @@ class Server:
                 if len(self._early) < limits.COPIES_EARLY:
                     self._early.append(event)  # its view is on its way; else it comes again
                 return []
-            holding = self.tables.get(request.table)
-            if holding is None:
+            table = self.tables.get(request.table)
+            if table is None:
                 return []
-            return self._carry_on(holding.handle(now, event.sender, request, event.arrays))
+            return self._carry_on(table.handle(now, event.sender, request, event.arrays))
         if isinstance(request, m.Snap):
             return self._carry_on(self._keeping.snap(now, event.sender, request, self.tables.get(request.table)))
         assert isinstance(request, Request)
@@ -225,23 +225,23 @@ class Server:
             return [] if waits else [Send(event.sender, stopped)]
         if isinstance(request, m.Park):
             return self._carry_on(self._park(now, event.sender, request))
-        holding = self.tables[request.table]
+        table = self.tables[request.table]
         if isinstance(request, m.TableStatusRequest):
-            status = holding.status(request)
-            status.facts.update(self.also(), **self.handles.facts())
+            status = table.status(request)
+            status.facts.update(self.also(), **self.key_lists.facts())
             return [Send(event.sender, status)]
-        assert holding.primary is not None
+        assert table.primary is not None
         if isinstance(request, m.Call):
             within = self.member.timing.question
-            return self._carry_on(self.calls.call(now, event.sender, request, holding.primary, self._inline, within))
-        holding.primary.handles = self.handles
+            return self._carry_on(self.calls.call(now, event.sender, request, table.primary, self._inline, within))
+        table.primary.key_lists = self.key_lists
         if isinstance(request, m.Push):
-            return self._carry_on(holding.primary.push(now, event.sender, request, event.arrays))
-        return self._carry_on(holding.primary.pull(now, event.sender, request, event.arrays))
+            return self._carry_on(table.primary.push(now, event.sender, request, event.arrays))
+        return self._carry_on(table.primary.pull(now, event.sender, request, event.arrays))
 
     def _how(self) -> object:
         """What decides whether a request comes too soon."""
-        return self.member.shown, [number for number, holding in self.tables.items() if holding.opening]
+        return self.member.shown, [number for number, table in self.tables.items() if table.opening]
 
     def _let_in(self) -> None:
         """What came too soon goes before what came after it."""
@@ -261,7 +261,7 @@ class Server:
 
     def _park(self, now: int, sender: str, park: m.Park) -> HandlerResult:
         """No worker waits for this one any more; answered when all replicas know it."""
-        primaries = [holding.primary for holding in self.tables.values() if holding.primary is not None]
+        primaries = [table.primary for table in self.tables.values() if table.primary is not None]
         left = [len(primaries)]
 
         def parked(now: int) -> HandlerResult:
@@ -292,8 +292,8 @@ class Server:
         if isinstance(request, m.Park):
             opening = next((one for one in self.tables.values() if one.opening), None)
             return None if opening is None else m.Busy(request.request, _OPENING, opening.reconciler.waits_for())
-        holding = self.tables.get(request.table)
-        if holding is None:
+        table = self.tables.get(request.table)
+        if table is None:
             self.counts["moved"] += 1
             return m.SegmentsMoved(request.request, view.number)
         if isinstance(request, m.TableStatusRequest):
@@ -301,20 +301,20 @@ class Server:
         # A visitor is no member: all that is known of it is its name, which a key that is confined
         # to a group vouches for.
         group = namespace(sender) if isinstance(request, m.Call) or known is None else known.group
-        if why := groups.refused(sender, group, self._groups, holding.placed.name, isinstance(request, m.Push)):
+        if why := groups.refused(sender, group, self._groups, table.placed.name, isinstance(request, m.Push)):
             self.counts["another group's"] += 1
             return m.Refusal(request.request, "setting", why)
-        if request.view < self._ours[request.table].since or (holding.primary is None and not holding.opening):
+        if request.view < self._ours[request.table].since or (table.primary is None and not table.opening):
             self.counts["moved"] += 1
             return m.SegmentsMoved(request.request, self.member.shown)
-        if holding.opening:
+        if table.opening:
             self.counts["opening"] += 1
-            return m.Busy(request.request, _OPENING, holding.reconciler.waits_for())
+            return m.Busy(request.request, _OPENING, table.reconciler.waits_for())
         return None
 
     def _carry_on(self, outcome: HandlerResult) -> list[Effect]:
         idle = not self._works
-        self._works.extend(outcome.works)
+        self._works.extend(outcome.computations)
         return outcome.effects + (self._compute() if idle else [])
 
     def _compute(self) -> list[Effect]:
@@ -327,11 +327,11 @@ class Server:
         """One computation is back: go on with what it was for, then with what waited for it."""
         if error is None:
             outcome = work.then(now)
-        elif isinstance(error, MemoryError) and work.full is not None:
-            outcome = work.full()
+        elif isinstance(error, MemoryError) and work.on_memory_error is not None:
+            outcome = work.on_memory_error()
         else:
             raise error
-        self._works.extendleft(reversed(outcome.works))  # follow-ups before later requests
+        self._works.extendleft(reversed(outcome.computations))  # follow-ups before later requests
         effects = outcome.effects + self._compute()
         if not self._works and self._view_waits:
             self._view_waits = False

@@ -52,11 +52,11 @@ class ServerCheckpoints:
         tables = {one.number for one in view.tables}
         self._copying = {key for key in self._copying if key[1] in tables}
 
-    def may_ask(self, sender: str, snap: m.Snap, holding: TableServer | None) -> bool:
+    def may_ask(self, sender: str, snap: m.Snap, table: TableServer | None) -> bool:
         """The coordinator may; so may a group's scheduler, for its tables, into its checkpoints."""
         if sender == self._member.coordinator:
             return True
-        group = "" if holding is None else namespace(holding.placed.name)
+        group = "" if table is None else namespace(table.placed.name)
         here = any(one.name == sender and one.role == SCHEDULER for one in self._member.view.members)
         return group != "" and sender == dealer(group) and here and PLACE.search(snap.folder) is not None
 
@@ -80,49 +80,49 @@ class ServerCheckpoints:
             image.books = msgspec.structs.replace(image.books, ledger=slots, clocks={}, events=[])
         return found
 
-    def snap(self, now: int, sender: str, snap: m.Snap, holding: TableServer | None) -> HandlerResult:
+    def snap(self, now: int, sender: str, snap: m.Snap, table: TableServer | None) -> HandlerResult:
         """Write our segments, as they are at the step named, while all requests go on."""
-        if holding is None or holding.primary is None or holding.opening or snap.view > self._member.shown:
+        if table is None or table.primary is None or table.opening or snap.view > self._member.shown:
             return HandlerResult()  # it is asked again
-        own, incarnation, snapping = holding.primary, self._member.incarnation, self._snapping.of(sender, snap)
+        own, incarnation, snapping = table.primary, self._member.incarnation, self._snapping.of(sender, snap)
         cut, effects = snapping.ask(sender, incarnation, snap, own.segments)
         self._copying = {key for key in self._copying if key[0] == snap.number or key[1] != snap.table}
         cut = [segment for segment in cut if (snap.number, snap.table, segment) not in self._copying]
         outcome = HandlerResult(effects)
         if not cut:
             return outcome
-        found = own.cut(now, snap.clock, lambda now: self._write(sender, snap, holding, own, cut))
+        found = own.when_at_version(now, snap.clock, lambda now: self._write(sender, snap, table, own, cut))
         if found is None:
             return HandlerResult([snapping.late(sender, incarnation, snap, int(own.version.max()))])
         return outcome + found
 
-    def _write(self, sender: str, snap: m.Snap, holding: TableServer, own: Primary, cut: list[int]) -> HandlerResult:
+    def _write(self, sender: str, snap: m.Snap, table: TableServer, own: Primary, cut: list[int]) -> HandlerResult:
         snapping = self._snapping.of(sender, snap)
 
         def copy(segment: int) -> LongComputation:
             images: list[SegmentImage] = []
 
             def take() -> None:
-                if holding.primary is own:  # else its rows may have moved away
+                if table.primary is own:  # else its rows may have moved away
                     images.append(own.image(segment))
 
             def hand_over(now: int) -> HandlerResult:
-                if not images or holding.primary is not own:
+                if not images or table.primary is not own:
                     return HandlerResult()  # it has changed hands: this one is given up
                 self._stores += 1
-                name = seen(holding.placed.name, namespace(sender))
+                name = seen(table.placed.name, namespace(sender))
                 return HandlerResult([snapping.write(self._stores, sender, snap, name, images)])
 
             return LongComputation(take, hand_over, None)
 
-        if holding.primary is not own:
+        if table.primary is not own:
             return HandlerResult()  # they have changed hands: this one is given up
         if snap.clock >= 0 and int(own.version.max()) > snap.clock:  # some are past the step
             return HandlerResult([snapping.late(sender, self._member.incarnation, snap, int(own.version.max()))])
         works = [copy(segment) for segment in cut]
         self._copying.update((snap.number, snap.table, segment) for segment in cut)
         if snap.clock >= 0:  # all of them at this very step
-            return HandlerResult(works=works)
+            return HandlerResult(computations=works)
         self.later.extend(works)  # each at a moment of its own: requests are served in between
         return HandlerResult()
 

@@ -423,9 +423,9 @@ class Backups:
         key = primary, self.members.get(primary, 0)
         backup = self.by_primary.get(key)
         if backup is None:
-            backup = self.by_primary[key] = Backup(
-                self.placed.number, self.placed.spec, *key, self.range, self.inline, self.new_storage
-            )
+            number, spec = self.placed.number, self.placed.spec
+            backup = Backup(number, spec, *key, self.range, self.inline, self.new_storage)
+            self.by_primary[key] = backup
             backup.filling = self._filling(primary)
         return backup
 

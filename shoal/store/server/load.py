@@ -70,9 +70,8 @@ class SegmentLoad:
     def rates(self) -> dict[int, float]:
         """Rows a second of the segments that were watched all the time."""
         each = self._rates.reshape(-1, self._bins).sum(axis=1).round(1).tolist()
-        return {
-            n: rate for n, rate, known in zip(self._numbers, each, self._reports.tolist(), strict=True) if known > 1
-        }
+        rows = zip(self._numbers, each, self._reports.tolist(), strict=True)
+        return {number: rate for number, rate, reports in rows if reports > 1}
 
     def split_keys(self, least: float) -> dict[int, int]:
         """By segment with at least this load and two keys: the key that splits its load in half."""

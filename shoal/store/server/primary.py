@@ -237,7 +237,7 @@ class Primary(SegmentState):
         opened = self._open_steps.get(step)
         if opened is None:
             opened = self._open_steps[step] = OpenStep.of(step, self.spec.apply.slots_in(step), len(self.check))
-        fresh = request.covered & (self.version <= step) & ~opened.have[:, place]
+        fresh = request.covered & (self.version <= step) & ~opened.arrived[:, place]
         if fresh.any():
             opened.add(place, SlotPiece(fresh, self.check.restrict(pushed, fresh, request.covered), push.void))
             if push.read:
@@ -476,13 +476,13 @@ class Primary(SegmentState):
         return HandlerResult([Send(request.client, m.PushHeld(request.message.request, self._waits_for(request)))])
 
     def _may_pull(self, request: PendingRequest) -> bool:
-        ask = request.message
-        if ask.clock < 0 or (isinstance(ask, m.Pull) and ask.enter):
+        message = request.message
+        if message.clock < 0 or (isinstance(message, m.Pull) and message.enter):
             return True
         if isinstance(self.spec.apply, Step):
             delay = self.spec.max_delay
-            return delay is None or bool((self.version[request.covered] >= ask.clock - delay).all())
-        return self.clocks.may_pull(ask.clock, request.covered)
+            return delay is None or bool((self.version[request.covered] >= message.clock - delay).all())
+        return self.clocks.may_pull(message.clock, request.covered)
 
     def _answer_pull(self, request: PendingRequest) -> HandlerResult:
         """Answer a pull: now if it is short, else off the loop, before the rows change."""
@@ -506,26 +506,26 @@ class Primary(SegmentState):
         return arrays, resume, form, count
 
     def _reply(self, request: PendingRequest, arrays: list[m.Array], resume: int, form: Wire, count: int) -> Effect:
-        ask = request.message
+        message = request.message
         entered = m.NO_CLOCK
-        if isinstance(ask, m.Pull) and ask.enter:
-            entered = self.clocks.entered(ask.incarnation)
+        if isinstance(message, m.Pull) and message.enter:
+            entered = self.clocks.entered(message.incarnation)
         versions: list[int] = self.version.tolist()
         if versions.count(versions[0]) == len(versions):
             del versions[1:]
-        clocks = self._clocks(request) if isinstance(ask, m.Pull) and ask.clocks else []
+        clocks = self._clocks(request) if isinstance(message, m.Pull) and message.clocks else []
         self.counts["bytes out"] += sum(array.nbytes for array in arrays)
-        if form != ask.form:
+        if form != message.form:
             self.counts["not shortened"] += 1
         values = m.Values(
-            ask.request,
+            message.request,
             count,
             versions,
             entered,
             resume,
             clocks,
             form,
-            ask.filtered and self.check.chain is not None,
+            message.filtered and self.check.chain is not None,
             request.new,
             request.new and request.partial,
         )
@@ -677,11 +677,11 @@ class Primary(SegmentState):
         return facts, np.trim_zeros(self.staleness, "b").tolist()
 
     def _waits_for(self, request: PendingRequest) -> str:
-        ask = request.message
+        message = request.message
         if isinstance(self.spec.apply, Step):
-            wanted = ask.clock - (self.spec.max_delay or 0)
+            wanted = message.clock - (self.spec.max_delay or 0)
             return self._missing_slots(int(self.version[request.covered].min()), f"version {wanted}: ")
-        return ", ".join(self.clocks.laggards(ask.clock)) or "its turn"
+        return ", ".join(self.clocks.laggards(message.clock)) or "its turn"
 
     def _notify_replicating(self, now: int, request: PendingRequest) -> HandlerResult:
         request.notified_at = now

@@ -93,9 +93,8 @@ class Reconciler:
                 candidates.append((backup.primary, "", backup.incarnation, True))
             for name, through, incarnation, leaves in candidates:
                 key = name, through, backup.incarnation, place.since
-                other = others.setdefault(
-                    key, SurvivorState(incarnation, [], backup, leaves=leaves, first_view=self._log.view)
-                )
+                new = SurvivorState(incarnation, [], backup, leaves=leaves, first_view=self._log.view)
+                other = others.setdefault(key, new)
                 other.segments.append(segment)
                 other.epochs.append(place.epoch)
         # A view that changes nothing for a survivor does not restart it.
@@ -116,6 +115,7 @@ class Reconciler:
         if all(other.adopted for other in self._survivors.values()):
             return self._serve(now)
         outcome = HandlerResult()
+        me, table, view = self._backups.incarnation, self._backups.placed.number, self._log.view
         for key, other in self._survivors.items():
             if now < other.retry_at or other.adopted:
                 continue
@@ -123,21 +123,15 @@ class Reconciler:
             other.unanswered_since = other.unanswered_since or now
             if now - other.unanswered_since >= timing.shrink:  # the coordinator decides
                 other.unanswered_since = now - timing.shrink + timing.notice
-                shrink = m.Shrink(self._backups.incarnation, key[0], other.incarnation)
-                outcome.effects.append(Send(limits.COORDINATOR, shrink))
-            name, table, view = key[0], self._backups.placed.number, self._log.view
+                outcome.effects.append(Send(limits.COORDINATOR, m.Shrink(me, key[0], other.incarnation)))
             if not other.level:
                 seqs = other.backup.seqs(other.segments)
-                message = m.Level(
-                    table, view, self._backups.incarnation, other.incarnation, other.segments, seqs, key[2]
-                )
-                outcome.effects.append(Send(name, message))
+                level = m.Level(table, view, me, other.incarnation, other.segments, seqs, key[2])
+                outcome.effects.append(Send(key[0], level))
             elif all(one.level or one.leaves for of, one in self._survivors.items() if of[3] == key[3]):
                 changes, arrays = other.backup.changes_after(other.segments, other.their_seqs)
-                adopt = m.Adopt(
-                    table, view, self._backups.incarnation, other.incarnation, other.segments, self._log.seq, changes
-                )
-                outcome.effects.append(Send(name, adopt, arrays))
+                adopt = m.Adopt(table, view, me, other.incarnation, other.segments, self._log.seq, changes)
+                outcome.effects.append(Send(key[0], adopt, arrays))
         return outcome
 
     def handle_answer(self, now: int, sender: str, message: m.Levels | m.Adopted, arrays: m.Arrays) -> HandlerResult:

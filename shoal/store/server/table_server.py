@@ -104,21 +104,19 @@ class TableServer:
         """A new table, or one from a checkpoint: every server makes its segments by itself."""
         self.backups.members = members
         by_primary: dict[str, list[int]] = {}
+        number, spec = self.placed.number, self.placed.spec
         for segment, place in enumerate(self.placed.places):
             if self.me in place.servers:
                 by_primary.setdefault(place.servers[0], []).append(segment)
         for primary, segments in by_primary.items():
+            storage = self.backups.new_storage(segments)
             if primary == self.me:
-                storage = self.backups.new_storage(segments)
-                self.primary = Primary(
-                    self.placed.number, self.placed.spec, self._with_ranges(segments), self.inline, self.log, storage
-                )
+                self.primary = Primary(number, spec, self._with_ranges(segments), self.inline, self.log, storage)
                 if load is not None:
                     self.primary.load(load(self.placed, segments))
             else:
                 backup = self.backups.backup_for(primary)
-                storage = self.backups.new_storage(segments)
-                state = SegmentState(self.placed.number, self.placed.spec, self._with_ranges(segments), storage)
+                state = SegmentState(number, spec, self._with_ranges(segments), storage)
                 if load is not None:
                     state.load(load(self.placed, segments))
                 backup.begin(state)
@@ -132,11 +130,8 @@ class TableServer:
 
     def _my_segments(self, which: Callable[[m.Replicas], bool]) -> list[int]:
         """The segments that this server is primary of and that satisfy ``which``."""
-        return [
-            segment
-            for segment, place in enumerate(self.placed.places)
-            if place.servers and place.servers[0] == self.me and which(place)
-        ]
+        places = enumerate(self.placed.places)
+        return [segment for segment, place in places if place.servers[:1] == [self.me] and which(place)]
 
     # ------------------------------------------------------------ a new view
 

@@ -44,8 +44,8 @@ def pending_not_checked() -> Any:
         self: Primary, now: int, request: PendingRequest, slot: tuple[int, int], given: KeyValues | None
     ) -> HandlerResult:
         opened = self._open_steps.get(slot[0])
-        if opened is not None and opened.have[:, slot[1]].any():
-            opened.have[:, slot[1]] = False
+        if opened is not None and opened.arrived[:, slot[1]].any():
+            opened.arrived[:, slot[1]] = False
         return real(self, now, request, slot, given)
 
     real = Primary._push_slot
@@ -125,7 +125,7 @@ def duplicate_does_not_tick(real: Any) -> Any:
 @mutant(OpenStep, "complete")
 def step_closed_without_a_slot(_: Any) -> Any:
     """A step is taken when all slots but one are here."""
-    return lambda self: (~self.have).sum(axis=1) <= (self.have.shape[1] > 1)
+    return lambda self: (~self.arrived).sum(axis=1) <= (self.arrived.shape[1] > 1)
 
 
 @MUTANTS.add
@@ -263,8 +263,8 @@ def second_copy_added_too(real: Any) -> Any:
     ) -> Any:
         firsts = self.__dict__.setdefault("firsts", {})
         opened, who = self._open_steps.get(slot[0]), request.message.incarnation
-        if firsts.setdefault(slot, who) != who and opened is not None and opened.have[:, slot[1]].any():
-            opened.have[:, slot[1]] = False
+        if firsts.setdefault(slot, who) != who and opened is not None and opened.arrived[:, slot[1]].any():
+            opened.arrived[:, slot[1]] = False
         return real(self, now, request, slot, given)
 
     return push_slot

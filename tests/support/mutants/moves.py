@@ -273,7 +273,7 @@ def former_share_answered() -> Any:
     def always(me: str, placed: m.TablePlaces, before: ServedSegments | None) -> ServedSegments:
         return replace_fields(served_segments(me, placed, before), since=0)
 
-    return mock.patch("shoal.nodes.server.ours", always)
+    return mock.patch("shoal.nodes.server.served_segments", always)
 
 
 @MUTANTS.add

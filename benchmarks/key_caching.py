@@ -214,7 +214,7 @@ class Desk:
         cuts = [spec.span * part // 8 for part in range(9)]
         held = [(part, KeyRange(cuts[part], cuts[part + 1])) for part in range(8)]
         self.own = Primary(1, spec, held, inline=1 << 60)
-        self.own.handles = KeyLists()
+        self.own.key_lists = KeyLists()
         self._numbers = count(1)
 
     def push(self, lists: list[Keys], known: bool) -> float:
@@ -243,7 +243,7 @@ class Desk:
 
     def _taught(self, known: bool) -> bool:
         """Whether the lists were sent with their numbers once: what is timed as plain has none."""
-        return not known and len(self.own.handles) > 0
+        return not known and len(self.own.key_lists) > 0
 
     def _timed(self, letters: list[Letter], call: Callable[..., HandlerResult]) -> float:
         began = time.thread_time()  # of this thread alone

@@ -112,7 +112,7 @@ class ServerProcess:
 
     def keep_apart(self) -> None:
         """Run users' queries and filters in other processes, so that a crash costs one request."""
-        self._server.calls.apart = functools.partial(_query_apart, self.loop.poke_soon)
+        self._server.calls.run_in_process = functools.partial(_query_apart, self.loop.poke_soon)
         run_apart()
 
     def leave(self, number: int, frame: object = None) -> None:

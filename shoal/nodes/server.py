@@ -23,7 +23,7 @@ from shoal.store.server.key_lists import KeyLists
 from shoal.store.server.load import load_report
 from shoal.store.server.outcome import HandlerResult, LongComputation
 from shoal.store.server.query_runner import PendingCalls
-from shoal.store.server.table_server import FromServer, HeldSince, TableServer, ours
+from shoal.store.server.table_server import FromServer, ServedSegments, TableServer, served_segments
 from shoal.timing import TimingSettings
 from shoal.user_code import ends_us, said, told
 from shoal.wire import messages as m
@@ -60,13 +60,13 @@ class Server:
     def _reset(self) -> None:
         """Begin a new incarnation: others may hold the segments of the earlier one by now."""
         self.tables: dict[int, TableServer] = {}
-        self.handles = KeyLists()
+        self.key_lists = KeyLists()
         self._members: dict[int, m.Member] = {}
         self._backlog, self._early_requests = Backlog(), EarlyRequests()
         self._computations: deque[LongComputation] = deque()  # the first one is being computed
         self._view_pending = False
         self._early_messages: list[Received] = []  # of servers whose view is newer than ours
-        self._held_since: dict[int, HeldSince] = {}  # by table
+        self._served: dict[int, ServedSegments] = {}  # by table
         self._checkpoints.forget()
         self.calls.clear()
         self._token += 1  # results of earlier computations are ignored
@@ -103,7 +103,7 @@ class Server:
             effects += self._request(now, self._backlog.next())
             self._requeue_early()
         if self._checkpoints.deferred and not self._computations:
-            effects += self._run(HandlerResult(works=[self._checkpoints.deferred.popleft()]))
+            effects += self._run(HandlerResult(computations=[self._checkpoints.deferred.popleft()]))
         effects += self.member.tick(now)
         if now >= self._next_notice:
             timing = self.member.timing
@@ -114,7 +114,7 @@ class Server:
             effects += self._refuse_expired(now)
             self._report_loads(now)
         if now >= self._next_clear and not self._computations:
-            more = any(table.clear_some() for table in self.tables.values())
+            more = any(table.compact_some() for table in self.tables.values())
             self._next_clear = now + limits.CLEAR_EVERY if more else self._next_notice
         wake = min(self.member.next, self._next_notice)
         effects.append(Wake(wake if self._computations else min(wake, self._next_clear)))
@@ -125,7 +125,7 @@ class Server:
             return
         since, self._loads_sent_at = self._loads_sent_at, now
         if since:
-            loads = {number: one.primary.asked for number, one in self.tables.items() if one.primary is not None}
+            loads = {number: one.primary.segment_load for number, one in self.tables.items() if one.primary is not None}
             self.member.loads, self.member.halves = load_report(loads, (now - since) / limits.SECOND)
 
     def _from_coordinator(self, now: int, message: m.Message) -> list[Effect]:
@@ -153,7 +153,9 @@ class Server:
         if not new:
             return self._run(self._apply_view(now, view, made))
         done = partial(self._apply_view, view=view, made=made)
-        return self._run(HandlerResult(works=[LongComputation(partial(self._set_up, view, new, made), done, None)]))
+        return self._run(
+            HandlerResult(computations=[LongComputation(partial(self._set_up, view, new, made), done, None)])
+        )
 
     def _apply_view(self, now: int, view: m.View, made: dict[int, TableServer]) -> HandlerResult:
         outcome = HandlerResult()
@@ -162,17 +164,19 @@ class Server:
         self._groups = {group.name: group for group in view.groups}
         workers = {i: one.name for i, one in self._members.items() if one.role == "worker"}
         everyone = {i: one.name for i, one in self._members.items()}
-        self.handles.live(everyone)
+        self.key_lists.drop_departed(everyone)
         self._checkpoints.prune(view)
         servers = _servers(view)
         self._replicated = any(len(place.servers) > 1 or place.filling for one in view.tables for place in one.places)
-        self._held_since = {one.number: ours(self.name, one, self._held_since.get(one.number)) for one in view.tables}
+        self._served = {
+            one.number: served_segments(self.name, one, self._served.get(one.number)) for one in view.tables
+        }
         self.member.active_view = view.number
         for placed in view.tables:
             table = self.tables.get(placed.number)
             if table is not None:
-                outcome += table.take(now, placed, servers, view.number, view.timing)
-                outcome += table.live(workers, everyone)
+                outcome += table.apply_placement(now, placed, servers, view.number, view.timing)
+                outcome += table.set_members(workers, everyone)
         outcome.effects += self.member.confirm_view(view.number)
         early, self._early_messages = self._early_messages, []
         self._backlog.put_back(early)
@@ -198,7 +202,7 @@ class Server:
         if not self._computations:
             return self._request(now, event)
         if isinstance(event.message, m.Call) and (self.calls.has(event) or event in self._backlog):
-            return [self.calls.held(event.sender, event.message)]  # nothing long is done twice
+            return [self.calls.notice(event.sender, event.message)]  # nothing long is done twice
         if self._backlog.add(event):
             return []
         self.counts["backlog full"] += 1
@@ -229,13 +233,13 @@ class Server:
         table = self.tables[request.table]
         if isinstance(request, m.TableStatusRequest):
             status = table.status(request)
-            status.facts.update(self.process_counts(), **self.handles.facts())
+            status.facts.update(self.process_counts(), **self.key_lists.facts())
             return [Send(event.sender, status)]
         assert table.primary is not None
         if isinstance(request, m.Call):
             within = self.member.timing.question
             return self._run(self.calls.call(now, event.sender, request, table.primary, self._inline, within))
-        table.primary.handles = self.handles
+        table.primary.key_lists = self.key_lists
         if isinstance(request, m.Push):
             return self._run(table.primary.push(now, event.sender, request, event.arrays))
         return self._run(table.primary.pull(now, event.sender, request, event.arrays))
@@ -305,7 +309,7 @@ class Server:
         if why := groups.refused(sender, group, self._groups, table.placed.name, isinstance(request, m.Push)):
             self.counts["another group's"] += 1
             return m.Refusal(request.request, "setting", why)
-        if request.view < self._held_since[request.table].since or (table.primary is None and not table.opening):
+        if request.view < self._served[request.table].since or (table.primary is None and not table.opening):
             self.counts["moved"] += 1
             return m.SegmentsMoved(request.request, self.member.active_view)
         if table.opening:
@@ -315,7 +319,7 @@ class Server:
 
     def _run(self, outcome: HandlerResult) -> list[Effect]:
         idle = not self._computations
-        self._computations.extend(outcome.works)
+        self._computations.extend(outcome.computations)
         return outcome.effects + (self._compute() if idle else [])
 
     def _compute(self) -> list[Effect]:
@@ -328,11 +332,11 @@ class Server:
         """A computation is done: run its continuation, then what waited for it."""
         if error is None:
             outcome = work.then(now)
-        elif isinstance(error, MemoryError) and work.full is not None:
-            outcome = work.full()
+        elif isinstance(error, MemoryError) and work.on_memory_error is not None:
+            outcome = work.on_memory_error()
         else:
             raise error
-        self._computations.extendleft(reversed(outcome.works))  # follow-ups before later requests
+        self._computations.extendleft(reversed(outcome.computations))  # follow-ups before later requests
         effects = outcome.effects + self._compute()
         if not self._computations and self._view_pending:
             self._view_pending = False

@@ -91,7 +91,7 @@ class ServerCheckpoints:
         outcome = HandlerResult(effects)
         if not cut:
             return outcome
-        found = primary.cut(now, snap.clock, lambda now: self._write(sender, snap, table, primary, cut))
+        found = primary.when_at_version(now, snap.clock, lambda now: self._write(sender, snap, table, primary, cut))
         if found is None:
             return HandlerResult([writer.late(sender, incarnation, snap, int(primary.version.max()))])
         return outcome + found
@@ -122,7 +122,7 @@ class ServerCheckpoints:
         copies = [copy(segment) for segment in cut]
         self._copying.update((snap.number, snap.table, segment) for segment in cut)
         if snap.clock >= 0:  # all of them at this very step
-            return HandlerResult(works=copies)
+            return HandlerResult(computations=copies)
         self.deferred.extend(copies)  # each at a moment of its own: requests are served in between
         return HandlerResult()
 

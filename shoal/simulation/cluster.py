@@ -210,9 +210,10 @@ class SimulatedCluster:
     def _is_given(self, name: str, table: TablePlaces, segment: int) -> bool:
         """Whether it has all of a segment that it takes over; the report may be in flight."""
         place = table.places[segment]
-        holding = self.holding(name, table.number) if place.instead and place.filling == name else None
-        return holding is not None and any(
-            segment in follow.segments or segment in follow._whole for follow in holding.backups.by_primary.values()
+        table_server = self.table_server(name, table.number) if place.instead and place.filling == name else None
+        return table_server is not None and any(
+            segment in backup.segments or segment in backup._complete
+            for backup in table_server.backups.by_primary.values()
         )
 
     def may_silence(self, name: str) -> bool:
@@ -267,22 +268,22 @@ class SimulatedCluster:
             self._whole = all(len(place.servers) >= most and not place.filling for place in places)
         return self._whole
 
-    def holding(self, server: str, table: int) -> TableServer | None:
+    def table_server(self, server: str, table: int) -> TableServer | None:
         return self.servers[server].tables.get(table) if server in self.servers else None
 
     def part(self, server: str, table: int, segment: int) -> SegmentState | None:
-        holding = self.holding(server, table)
-        if holding is None:
+        table_server = self.table_server(server, table)
+        if table_server is None:
             return None
-        parts = [holding.primary, *(follow.part for follow in holding.backups.by_primary.values())]
+        parts = [table_server.primary, *(backup.state for backup in table_server.backups.by_primary.values())]
         return next((part for part in parts if part is not None and segment in part.segments), None)
 
     def part_from(self, server: str, table: int, start: int) -> tuple[SegmentState, int] | None:
         """The copy of the segment that begins with this key, and its number."""
-        holding = self.holding(server, table)
-        if holding is None or start not in holding.placed.starts:
+        table_server = self.table_server(server, table)
+        if table_server is None or start not in table_server.placed.starts:
             return None
-        segment = holding.placed.starts.index(start)
+        segment = table_server.placed.starts.index(start)
         part = self.part(server, table, segment)
         return None if part is None else (part, segment)
 

@@ -282,24 +282,26 @@ class OwnershipChecker:
 
     def _append(self, sender: str, to: str, append: m.Append) -> None:
         """I12: changes that wait for a copy are bounded."""
-        holding = self._cluster.holding(sender, append.table)
-        link = holding.log.links.get(to) if holding is not None else None
-        if holding is None or link is None:
+        table_server = self._cluster.table_server(sender, append.table)
+        link = table_server.log.links.get(to) if table_server is not None else None
+        if table_server is None or link is None:
             return
         # Enter and park are never delayed: one each, and one more for every segment that opens.
         comings = [parcel for parcel in link.queue if parcel.change.kind in ("enter", "park")]
-        waits = link.waits - sum(parcel.size for parcel in comings)
+        waits = link.queued_bytes - sum(parcel.size for parcel in comings)
         if waits > limits.COPIES_HELD + _ROOM:
             self._too_much(f"{waits:,} bytes of changes wait at {sender} for {to}")
         said = Counter((one.change.kind, one.change.incarnation, one.change.spell) for one in comings)
-        if said and max(said.values()) > 1 + holding.counts.get("promoted", 0):
+        if said and max(said.values()) > 1 + table_server.counts.get("promoted", 0):
             self._too_much(f"{sender} has to tell {to} {max(said.values())} times what one worker did once")
 
     def _appended(self, sender: str, appended: m.Appended) -> None:
-        holding = self._cluster.holding(sender, appended.table)
-        for (primary, _), follow in holding.backups.by_primary.items() if holding is not None else ():
-            if follow.waits > limits.COPIES_HELD + 2 * _ROOM:
-                self._too_much(f"{follow.waits:,} bytes of changes of {primary} wait at {sender} for their segments")
+        table_server = self._cluster.table_server(sender, appended.table)
+        for (primary, _), backup in table_server.backups.by_primary.items() if table_server is not None else ():
+            if backup.waiting_bytes > limits.COPIES_HELD + 2 * _ROOM:
+                self._too_much(
+                    f"{backup.waiting_bytes:,} bytes of changes of {primary} wait at {sender} for their segments"
+                )
 
     def _too_much(self, what: str) -> None:
         if not any(one.rule == "I12 bounded" for one in self.violations):
@@ -307,10 +309,10 @@ class OwnershipChecker:
 
     def _counted(self, sender: str, answer: m.Counted) -> None:
         push = self._pushes.get(answer.request)
-        holding = None if push is None else self._cluster.holding(sender, push.table)
-        if push is None or holding is None or sender in self._world.twins:
+        table_server = None if push is None else self._cluster.table_server(sender, push.table)
+        if push is None or table_server is None or sender in self._world.twins:
             return
-        placed, places = holding.placed, holding.placed.places
+        placed, places = table_server.placed, table_server.placed.places
         for segment in range(push.first, min(push.last + 1, len(places))):
             place = places[segment]
             if place.servers[:1] != [sender] or place.since > push.view:  # it was another owner's
@@ -369,7 +371,7 @@ def differences(cluster: SimulatedCluster) -> Iterator[Violation]:
 def settled(cluster: SimulatedCluster) -> bool:
     """Every server has the newest view, and no change is in flight to a copy or being computed."""
     for server in cluster.servers.values():
-        logs = [holding.log for holding in server.tables.values()]
+        logs = [table_server.log for table_server in server.tables.values()]
         if server.computing or any(log.entries or any(link.queue for link in log.links.values()) for log in logs):
             return False
     return cluster.all_know()
@@ -379,20 +381,20 @@ def left_behind(cluster: SimulatedCluster) -> Iterator[Violation]:
     """I12: no server keeps segments or changes that it should not hold."""
     placed = {table.number: table.places for table in cluster.tables()}
     for name, server in cluster.servers.items():
-        for number, holding in server.tables.items():
+        for number, table_server in server.tables.items():
             places = placed.get(number, [])
-            if holding.placed.places != places:
+            if table_server.placed.places != places:
                 continue  # the last view has not reached it yet
-            parts = [holding.primary, *(follow.part for follow in holding.backups.by_primary.values())]
+            parts = [table_server.primary, *(backup.state for backup in table_server.backups.by_primary.values())]
             kept = [segment for part in parts if part is not None for segment in part.segments]
             extra = [segment for segment in kept if name not in places[segment].servers]
             if extra or len(set(kept)) < len(kept):
                 what = f"{name} keeps segments {extra or sorted(kept)} of table {number}"
                 yield Violation("I12 bounded", f"{what}, which others hold" if extra else f"{what}, some of them twice")
-            if holding.log.entries or any(link.queue for link in holding.log.links.values()):
-                waits = {link.name: len(link.queue) for link in holding.log.links.values()}
+            if table_server.log.entries or any(link.queue for link in table_server.log.links.values()):
+                waits = {link.name: len(link.queue) for link in table_server.log.links.values()}
                 yield Violation("I12 bounded", f"{name} still has changes of table {number} to send: {waits}")
-            for link in holding.log.links:
+            for link in table_server.log.links:
                 if not any(place.servers[:1] == [name] and link in place.servers for place in places):
                     yield Violation("I12 bounded", f"{name} still sends to {link}, which holds nothing of its own")
 

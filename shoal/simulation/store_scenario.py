@@ -320,11 +320,11 @@ def _counters(run: StoreRun) -> Iterator[dict[str, int]]:
         yield {f"coordinator: {what}": n for what, n in coordinator.counts.items()}
     for server in [*run.cluster.former, *run.cluster.servers.values()]:
         yield {f"server: {what}": n for what, n in server.counts.items()}
-        yield server.handles.facts("server: lists")
-        for holding in server.tables.values():
-            yield {f"server: {what}": n for what, n in holding.counts.items()}
-            if holding.primary is not None:
-                yield {f"server: {what}": n for what, n in holding.primary.counts.items()}
+        yield server.key_lists.facts("server: lists")
+        for table_server in server.tables.values():
+            yield {f"server: {what}": n for what, n in table_server.counts.items()}
+            if table_server.primary is not None:
+                yield {f"server: {what}": n for what, n in table_server.primary.counts.items()}
     yield from client_counts(run.everyone)
     for worker in run.everyone:
         yield {f"client: lists, {what}": n for what, n in worker.client.session.key_cache.counts.items()}

@@ -217,7 +217,7 @@ class House:
         return self.feed(Tick())
 
     def contents(self) -> tuple[int, bytes]:
-        rows = self.segments.table.pull(self.segments.table.held(KeyRange(0, SPAN)))
+        rows = self.segments.table.pull(self.segments.table.keys_held(KeyRange(0, SPAN)))
         assert np.isfinite(rows).all()
         return self.segments.table.rows, rows.tobytes()
 

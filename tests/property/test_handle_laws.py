@@ -84,7 +84,9 @@ class Twins:
         task.result()
 
     def parts(self) -> list[Primary]:
-        held = [holding.primary for server in self.cluster.servers.values() for holding in server.tables.values()]
+        held = [
+            table_server.primary for server in self.cluster.servers.values() for table_server in server.tables.values()
+        ]
         return [own for own in held if own is not None]
 
     async def _all(self, deeds: list[tuple[str, int, int]]) -> None:
@@ -122,9 +124,9 @@ class Twins:
                 keys = KeyList(np.unique(chance.integers(0, SPAN, 1_500)).astype(np.uint64))
                 await self._same("push", keys, np.ones((len(keys), self.spec.width), np.float32))
             case "forget":
-                self.cluster.servers[server].handles.live({})
+                self.cluster.servers[server].key_lists.drop_departed({})
             case "scramble":  # as if late messages had come under numbers that are another list's by now
-                lists = self.cluster.servers[server].handles._lists
+                lists = self.cluster.servers[server].key_lists._lists
                 for key, one in zip(list(lists), list(lists.values())[::-1], strict=True):
                     lists[key] = one
             case "crash" if server in self.world.hosts and self.cluster.crash(server, seen=True):

@@ -64,10 +64,10 @@ class Town:
 
     def __post_init__(self) -> None:
         for name in SERVERS:
-            holding = self.holdings[name] = TableServer(name, SERVERS[name], self._placed(), self.inline)
-            holding.set_up(SERVERS, None)
-            self.carry_out(name, holding.take(0, self._placed(), SERVERS, 1))
-            holding.live({}, {ANN: "ann"})
+            table_server = self.holdings[name] = TableServer(name, SERVERS[name], self._placed(), self.inline)
+            table_server.set_up(SERVERS, None)
+            self.carry_out(name, table_server.apply_placement(0, self._placed(), SERVERS, 1))
+            table_server.set_members({}, {ANN: "ann"})
 
     def _placed(self) -> m.TablePlaces:
         places = [m.Replicas(self.view, list(self.servers), filling=self.filling, since=self.since) for _ in range(3)]
@@ -88,13 +88,13 @@ class Town:
 
     def carry_out(self, sender: str, outcome: HandlerResult | list[Effect]) -> None:
         if isinstance(outcome, HandlerResult):
-            works = deque(outcome.works)
+            works = deque(outcome.computations)
             while works:
                 work = works.popleft()
                 work.function()
                 more = work.then(0)
                 outcome.effects += more.effects
-                works.extendleft(reversed(more.works))
+                works.extendleft(reversed(more.computations))
             outcome = outcome.effects
         for effect in outcome:
             assert isinstance(effect, Send)
@@ -122,7 +122,7 @@ class Town:
         self.servers, self.filling = servers, filling
         members = {name: SERVERS[name] for name in ("server-0", "server-1", "server-2") if name >= servers[0]}
         for name in members:
-            self.carry_out(name, self.holdings[name].take(0, self._placed(), members, self.view))
+            self.carry_out(name, self.holdings[name].apply_placement(0, self._placed(), members, self.view))
 
     def lose_the_first(self) -> None:
         self.become(self.servers[1:])

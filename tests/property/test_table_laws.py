@@ -119,13 +119,13 @@ def test_a_table_is_its_twin_bit_by_bit(
     else:
         spec = tables.Sparse(keys=SPAN, width=width, update=update, initial=initial)
     table, twin = ServerTable(spec, parts), Twin(spec)
-    held = table.held(KeyRange(0, SPAN))
+    held = table.keys_held(KeyRange(0, SPAN))
     for _ in range(data.draw(st.integers(1, 5))):
         keys: Keys | KeyRange
         if full and data.draw(st.booleans()):
             low, high = sorted(data.draw(st.tuples(st.integers(0, SPAN), st.integers(0, SPAN))))
             keys = KeyRange(low, high)
-            one_by_one = table.held(keys)
+            one_by_one = table.keys_held(keys)
         else:
             keys = one_by_one = some_keys(data, held)
         values = gradients(data, len(one_by_one), width)

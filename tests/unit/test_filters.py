@@ -124,13 +124,13 @@ def test_a_server_takes_no_filtered_message_that_its_table_has_no_filters_for_or
     pressed = RequestCheck(shoal.Dense(rows=9, filters=[shoal.DeltaKeys()]), [(0, KeyRange(0, 9))])
     pull = m.Pull(1, 0, 1, 0, 1, 0, 0, 0, 0, 9, count=1, filtered=True)
     with pytest.raises(Invalid, match="the table has none"):
-        plain.opened(pull, [np.zeros(1, np.uint8)])
+        plain.unfiltered(pull, [np.zeros(1, np.uint8)])
     with pytest.raises(Invalid, match="rows in one message"):  # before memory is taken for them
-        pressed.opened(replace(pull, count=1 << 40), [np.zeros(1, np.uint8)])
+        pressed.unfiltered(replace(pull, count=1 << 40), [np.zeros(1, np.uint8)])
     header, (array,) = coding.encode(pull), [np.array([5, 1], np.uint8)]
     message, arrays = coding.decode(header, [array.tobytes()])
     assert isinstance(message, m.Pull) and arrays[0].dtype == np.uint8  # bytes, whatever keys would be
-    assert pressed.opened(message, arrays)[0].tolist() == [5]
+    assert pressed.unfiltered(message, arrays)[0].tolist() == [5]
 
 
 def test_rounding_by_chance_is_right_on_average_and_rounding_to_the_nearest_is_near() -> None:

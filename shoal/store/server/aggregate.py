@@ -21,7 +21,7 @@ from shoal.store.server.ledger import Mask
 @dataclass(slots=True)
 class SlotPiece:
     segments: Mask  # the segments it is for
-    given: KeyValues | None  # None: nothing for this server
+    rows: KeyValues | None  # None: nothing for this server
     void: bool
 
 
@@ -30,7 +30,7 @@ class OpenStep:
     """A step some of whose slots are missing."""
 
     step: int
-    have: Mask  # [segment, slot]: is it here
+    arrived: Mask  # [segment, slot]
     slots: list[list[SlotPiece]]
     size: int = 0
 
@@ -40,30 +40,30 @@ class OpenStep:
 
     def add(self, slot: int, piece: SlotPiece) -> None:
         self.slots[slot].append(piece)
-        self.have[piece.segments, slot] = True
-        if piece.given is not None:
-            self.size += piece.given.values.nbytes
+        self.arrived[piece.segments, slot] = True
+        if piece.rows is not None:
+            self.size += piece.rows.values.nbytes
 
     def complete(self) -> Mask:
         """The segments for which every slot is here."""
-        full: Mask = np.logical_and.reduce(self.have, axis=1)
+        full: Mask = np.logical_and.reduce(self.arrived, axis=1)
         return full
 
     def missing(self) -> list[int]:
-        return [int(slot) for slot in np.flatnonzero(~self.have.all(axis=0))]
+        return [int(slot) for slot in np.flatnonzero(~self.arrived.all(axis=0))]
 
     def total(self, mean: bool, listed: Callable[[KeyRange], Keys]) -> KeyValues | None:
         """The sum of all slots, in slot order; None if there is nothing to add."""
-        given = [piece.given for pieces in self.slots for piece in pieces if piece.given is not None]
-        if not given:
+        parts = [piece.rows for pieces in self.slots for piece in pieces if piece.rows is not None]
+        if not parts:
             return None
         divisor = 1
         if mean:  # over the slots this step has; a void one has no gradient to take part with
             divisor = max(1, sum(not any(piece.void for piece in pieces) for pieces in self.slots))
-        if all(isinstance(one.keys, KeyRange) and one.keys == given[0].keys for one in given):
-            return KeyValues(given[0].keys, _add_rows([one.values for one in given], divisor))
-        lists = [listed(one.keys) if isinstance(one.keys, KeyRange) else one.keys for one in given]
-        return _add_by_key(lists, [one.values for one in given], divisor)
+        if all(isinstance(one.keys, KeyRange) and one.keys == parts[0].keys for one in parts):
+            return KeyValues(parts[0].keys, _add_rows([one.values for one in parts], divisor))
+        lists = [listed(one.keys) if isinstance(one.keys, KeyRange) else one.keys for one in parts]
+        return _add_by_key(lists, [one.values for one in parts], divisor)
 
 
 def _add_rows(rows: list[Values], divisor: int) -> Values:

@@ -4,7 +4,7 @@ A fill belongs to one epoch of a segment: when the segment's replica set changes
 Segments go one after another, so that at most one image is in memory, with few pieces in flight,
 so that pushes and pulls are not delayed. Changes made meanwhile follow through the log. A segment
 that merely moves obeys the server's ``RateLimit``; one that replaces a lost replica does not. When
-the other side has everything it becomes *required*, and then the coordinator hears of it.
+the other side has everything it becomes *required*, and then the coordinator learns of it.
 """
 
 from __future__ import annotations
@@ -45,107 +45,108 @@ class RateLimit:
 @dataclass(slots=True)
 class SegmentTransfer:
     segment: int
-    after: int  # it is copied when all changes up to this one are made
-    taken: int  # bytes of changes sent to the other side before it queues them
+    copy_after: int  # the image is taken when all changes up to this one are applied
+    link_bytes: int  # of the link when the image was taken: later bytes are queued there
     image: SegmentImage | None = None
     seq: int = 0  # the last change that the image has
     pieces: int = 0
     per_piece: int = 0  # rows
-    sent: dict[int, int] = field(default_factory=dict)  # piece -> when
-    there: set[int] = field(default_factory=set)
+    sent_at: dict[int, int] = field(default_factory=dict)  # piece -> when
+    acknowledged: set[int] = field(default_factory=set)
 
 
 class Backfill:
     """One server that is being filled with segments of one table."""
 
-    def __init__(self, log: ReplicationLog, link: BackupLink, pace: RateLimit | None = None) -> None:
-        self.log, self.link, self._pace = log, link, pace or RateLimit()
-        self._slowly: set[int] = set()  # segments that merely move: rate-limited
+    def __init__(self, log: ReplicationLog, link: BackupLink, rate_limit: RateLimit | None = None) -> None:
+        self.log, self.link, self._rate_limit = log, link, rate_limit or RateLimit()
+        self._rate_limited: set[int] = set()  # segments that merely move: rate-limited
         self.epochs: dict[int, int] = {}  # of the segments that it is filled with
         # Reported to the coordinator: nothing is counted without them.
-        self.promised: dict[int, int] = {}
-        self._left: list[int] = []
-        self._moving: SegmentTransfer | None = None
-        self._told: int | None = None
-        self._heard = 0  # when the other side last said anything
+        self.reported: dict[int, int] = {}
+        self._remaining: list[int] = []
+        self._transfer: SegmentTransfer | None = None
+        self._reported_at: int | None = None
+        self._last_answer = 0  # when the other side last answered
 
-    def want(self, epochs: dict[int, int], slowly: Iterable[int] = ()) -> None:
-        """Fill it with these, by the newest view. What it has stays valid in the same epoch."""
-        self._slowly = set(slowly)
+    def set_segments(self, epochs: dict[int, int], rate_limited: Iterable[int] = ()) -> None:
+        """Fill it with these, by the newest view. Segments of the same epoch stay valid."""
+        self._rate_limited = set(rate_limited)
         new = [segment for segment, epoch in epochs.items() if self.epochs.get(segment) != epoch]
         stay = {segment for segment, epoch in epochs.items() if self.epochs.get(segment) == epoch}
-        self._left = sorted([*new, *(segment for segment in self._left if segment in stay)])
-        if self._moving is not None and self._moving.segment not in stay:
-            self._moving = None
-        self.promised = {segment: epoch for segment, epoch in self.promised.items() if segment in stay}
+        self._remaining = sorted([*new, *(segment for segment in self._remaining if segment in stay)])
+        if self._transfer is not None and self._transfer.segment not in stay:
+            self._transfer = None
+        self.reported = {segment: epoch for segment, epoch in self.reported.items() if segment in stay}
         if new:
-            self._told = None
+            self._reported_at = None
         self.epochs = dict(epochs)
 
     @property
-    def ahead(self) -> int:
+    def queued_bytes(self) -> int:
         """Bytes of changes that the other side queues until the image is complete."""
-        return self.link.taken - self._moving.taken if self._moving is not None else 0
+        return self.link.total_bytes - self._transfer.link_bytes if self._transfer is not None else 0
 
     @property
-    def is_full(self) -> bool:
-        return not self._left and self._moving is None
+    def is_complete(self) -> bool:
+        return not self._remaining and self._transfer is None
 
-    def advance(self, now: int, part: SegmentState, coordinator: str) -> list[Effect]:
+    def advance(self, now: int, state: SegmentState, coordinator: str) -> list[Effect]:
         """Send what can be sent now."""
-        if self.is_full:
-            return self._tell(now, coordinator)
-        if self._moving is None:
-            segment = self._left.pop(0)
-            self.log.follow(now, self.link.name, self.link.incarnation, [segment], required=False)
-            self._moving, self._heard = SegmentTransfer(segment, self.log.seq, self.link.taken), now
-        moving = self._moving
-        if moving.image is None:
-            if self.log.applied < moving.after:
+        if self.is_complete:
+            return self._report_full(now, coordinator)
+        if self._transfer is None:
+            segment = self._remaining.pop(0)
+            self.log.add_link(now, self.link.name, self.link.incarnation, [segment], required=False)
+            self._transfer, self._last_answer = SegmentTransfer(segment, self.log.seq, self.link.total_bytes), now
+        transfer = self._transfer
+        if transfer.image is None:
+            if self.log.applied < transfer.copy_after:
                 return []
-            moving.image, moving.seq = part.image(moving.segment), self.log.applied
-            moving.taken = self.link.taken
-            rows = len(moving.image.rows)
-            moving.per_piece = max(1, limits.FILL_BYTES // max(1, 4 * moving.image.rows.shape[1] + 8))
-            moving.pieces = max(1, -(-rows // moving.per_piece))
-        return self._send(now, moving, moving.image)
+            transfer.image, transfer.seq = state.image(transfer.segment), self.log.applied
+            transfer.link_bytes = self.link.total_bytes
+            rows = len(transfer.image.rows)
+            transfer.per_piece = max(1, limits.FILL_BYTES // max(1, 4 * transfer.image.rows.shape[1] + 8))
+            transfer.pieces = max(1, -(-rows // transfer.per_piece))
+        return self._send(now, transfer, transfer.image)
 
-    def filled(self, now: int, message: m.Filled) -> None:
-        moving = self._moving
-        if moving is None or (message.segment, message.seq) != (moving.segment, moving.seq):
+    def handle_filled(self, now: int, message: m.Filled) -> None:
+        transfer = self._transfer
+        if transfer is None or (message.segment, message.seq) != (transfer.segment, transfer.seq):
             return
-        if message.epoch != self.epochs[moving.segment] or moving.image is None:
+        if message.epoch != self.epochs[transfer.segment] or transfer.image is None:
             return
-        self._heard = now
-        moving.there.add(message.piece)
-        moving.sent.pop(message.piece, None)
-        if len(moving.there) == moving.pieces:
-            self._moving = None
+        self._last_answer = now
+        transfer.acknowledged.add(message.piece)
+        transfer.sent_at.pop(message.piece, None)
+        if len(transfer.acknowledged) == transfer.pieces:
+            self._transfer = None
             self.require()
 
     def require(self) -> None:
         """Make the link required: before anyone may promote that server, until we know of it."""
-        self.link.required = self.link.required or self.is_full or bool(self.promised)
+        self.link.required = self.link.required or self.is_complete or bool(self.reported)
 
-    def _send(self, now: int, moving: SegmentTransfer, image: SegmentImage) -> list[Effect]:
-        late = [piece for piece, when in moving.sent.items() if now - when >= 3 * self.log.timing.copy_resend]
-        new = [piece for piece in range(moving.pieces) if piece not in moving.there and piece not in moving.sent]
-        room = max(0, limits.FILLS_FLYING - len(moving.sent))
+    def _send(self, now: int, transfer: SegmentTransfer, image: SegmentImage) -> list[Effect]:
+        late = [piece for piece, when in transfer.sent_at.items() if now - when >= 3 * self.log.timing.copy_resend]
+        done = {*transfer.acknowledged, *transfer.sent_at}
+        new = [piece for piece in range(transfer.pieces) if piece not in done]
+        room = max(0, limits.FILLS_FLYING - len(transfer.sent_at))
         effects: list[Effect] = []
-        slowly = moving.segment in self._slowly
+        slowly = transfer.segment in self._rate_limited
         for piece in [*late, *new[:room]]:
-            if slowly and not self._pace.allows(now):
+            if slowly and not self._rate_limit.allows(now):
                 break
-            if not moving.sent:
-                self._heard = now  # no answer was due before
-            moving.sent[piece] = now
-            effects.append(self._piece(moving, image, piece))
+            if not transfer.sent_at:
+                self._last_answer = now  # no answer was due before
+            transfer.sent_at[piece] = now
+            effects.append(self._piece(transfer, image, piece))
             if slowly:
-                self._pace.sent(image.nbytes // moving.pieces)
+                self._rate_limit.sent(image.nbytes // transfer.pieces)
         return effects
 
-    def _piece(self, moving: SegmentTransfer, image: SegmentImage, piece: int) -> Effect:
-        low, high = piece * moving.per_piece, (piece + 1) * moving.per_piece
+    def _piece(self, transfer: SegmentTransfer, image: SegmentImage, piece: int) -> Effect:
+        low, high = piece * transfer.per_piece, (piece + 1) * transfer.per_piece
         arrays: list[m.Array] = [image.rows[low:high].reshape(-1)]
         if image.names is not None:
             arrays.insert(0, image.names[low:high])
@@ -154,23 +155,24 @@ class Backfill:
             self.log.view,
             self.log.incarnation,
             self.link.incarnation,
-            moving.segment,
-            self.epochs[moving.segment],
-            moving.seq,
+            transfer.segment,
+            self.epochs[transfer.segment],
+            transfer.seq,
             piece,
-            moving.pieces,
+            transfer.pieces,
             len(image.rows[low:high]),
             image.rows.shape[1],
             image.books if piece == 0 else None,
         )
         return Send(self.link.name, fill, arrays)
 
-    def _tell(self, now: int, coordinator: str) -> list[Effect]:
+    def _report_full(self, now: int, coordinator: str) -> list[Effect]:
         self.require()  # a view may leave it nothing more to get
-        if (self._told is not None and now - self._told < self.log.timing.notice) or self.link.acked < self.log.applied:
+        recent = self._reported_at is not None and now - self._reported_at < self.log.timing.notice
+        if recent or self.link.acked < self.log.applied:
             return []  # it must also have what was counted before it was required
-        self._told = now
-        self.promised = dict(self.epochs)
+        self._reported_at = now
+        self.reported = dict(self.epochs)
         segments = sorted(self.epochs)
         epochs = [self.epochs[segment] for segment in segments]
         full = m.Full(self.log.incarnation, self.log.table, segments, epochs, self.link.name, self.link.incarnation)
@@ -178,7 +180,7 @@ class Backfill:
 
     def is_stuck(self, now: int) -> bool:
         """Whether nothing came back for too long; true now and then while it lasts."""
-        if self._moving is None or not self._moving.sent or now - self._heard < self.log.timing.shrink:
+        if self._transfer is None or not self._transfer.sent_at or now - self._last_answer < self.log.timing.shrink:
             return False
-        self._heard = now - self.log.timing.shrink + self.log.timing.notice
+        self._last_answer = now - self.log.timing.shrink + self.log.timing.notice
         return True

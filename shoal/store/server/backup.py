@@ -17,11 +17,11 @@ import msgspec
 
 from shoal import limits
 from shoal.keys import KeyRange, KeyValues
-from shoal.store.server.outcome import HandlerResult, JoinedOutcome, LongComputation
-from shoal.store.server.replicate import Into, cut, packed, renamed, size_of, those, unpacked
+from shoal.store.server.outcome import FunctionChain, HandlerResult, LongComputation
+from shoal.store.server.replicate import SplitMap, new_numbers, packed, renumbered, restrict_rows, size_of, unpacked
 from shoal.store.server.segment_state import SegmentState
 from shoal.store.table.slab import DenseRows
-from shoal.store.table.table import Ground, SegmentImage, ground_of
+from shoal.store.table.table import RowStorage, SegmentImage, storage_for
 from shoal.tables import Sparse
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
@@ -35,10 +35,10 @@ class BackupEntry:
     """A change, its rows, and the segments that the rows cover."""
 
     change: m.ReplicatedChange
-    given: KeyValues | None
+    rows: KeyValues | None
     covers: tuple[int, ...]
 
-    def named(self) -> list[int]:
+    def segments(self) -> list[int]:
         """The segments it changes, of those whose rows are here."""
         only = set(self.change.only)
         return [number for number in self.covers if not only or number in only]
@@ -51,10 +51,10 @@ class ArrivingSegment:
     seq: int
     pieces: int
     books: m.SegmentBooks | None = None
-    here: set[int] = field(default_factory=set)  # pieces whose rows lie in their places
+    arrived: set[int] = field(default_factory=set)  # pieces whose rows lie in their places
 
-    def is_whole(self) -> bool:
-        return self.books is not None and len(self.here) == self.pieces
+    def is_complete(self) -> bool:
+        return self.books is not None and len(self.arrived) == self.pieces
 
 
 class Backup:
@@ -68,147 +68,145 @@ class Backup:
         incarnation: int,
         ranges: Ranges,
         inline: int,
-        new_ground: Callable[[], Ground] | None = None,
+        new_storage: Callable[[], RowStorage] | None = None,
     ) -> None:
         self.number, self.spec, self.primary, self.incarnation = number, spec, primary, incarnation
         self.ranges, self.inline = ranges, inline
-        self._new_ground = new_ground or (lambda: ground_of(spec))
-        self.part: SegmentState | None = None
-        self._ground: Ground | None = None  # where rows lie: those held, and those arriving
-        self.have = -1  # all changes up to this one are here; -1: none came yet
-        self.kept: deque[BackupEntry] = deque()  # may not be on all replicas yet
-        self._after: dict[int, int] = {}  # by segment: changes up to this one are in its image
+        self._new_storage = new_storage or (lambda: storage_for(spec))
+        self.state: SegmentState | None = None
+        self._storage: RowStorage | None = None  # rows of held and of arriving segments
+        self.received_seq = -1  # the last change without a gap; -1: none came yet
+        self.uncommitted: deque[BackupEntry] = deque()  # may not be on all replicas yet
+        self._segment_seq: dict[int, int] = {}  # the last change in each segment
         self._early: dict[int, tuple[m.Append, m.Arrays]] = {}  # came out of order
         self._arriving: dict[int, ArrivingSegment] = {}
-        self._whole: dict[int, tuple[int, m.SegmentBooks]] = {}  # complete, not yet held
+        self._complete: dict[int, tuple[int, m.SegmentBooks]] = {}  # seq, books; not installed yet
         self._waiting: list[BackupEntry] = []  # changes for segments that are not here yet
-        self.waits = 0  # bytes of these
-        self.awaited: set[int] = set()  # segments that we are being filled with
-        # Of segments that left this primary: the changes kept then.
+        self.waiting_bytes = 0
+        self.filling: set[int] = set()  # segments that we are being filled with
+        # By segment that left this primary: the uncommitted changes at that time.
         self._frozen: dict[int, list[BackupEntry]] = {}
 
     @property
     def segments(self) -> list[int]:
-        return [] if self.part is None else self.part.segments
+        return [] if self.state is None else self.state.segments
 
-    def clear_some(self) -> bool:
+    def compact_some(self) -> bool:
         """Free some of the memory of dropped rows; False if nothing is left to free."""
-        return self._ground is not None and self._ground.clear_some()
+        return self._storage is not None and self._storage.compact_some()
 
     @property
-    def live(self) -> list[int]:
+    def following(self) -> list[int]:
         """The segments that follow the primary's log."""
         return [segment for segment in self.segments if segment not in self._frozen]
 
     # ------------------------------------------------------------ changes
 
-    def begin(self, part: SegmentState) -> None:
+    def begin(self, state: SegmentState) -> None:
         """Start with the same rows as the primary: a new table, or a restored one."""
-        self.part, self._ground, self.have = part, part.ground, 0
-        self._after = dict.fromkeys(part.segments, 0)
+        self.state, self._storage, self.received_seq = state, state.storage, 0
+        self._segment_seq = dict.fromkeys(state.segments, 0)
 
     def append(self, sender: str, message: m.Append, arrays: m.Arrays) -> HandlerResult:
         """Take changes; the answer says up to which one they are here."""
-        self.have = max(self.have, message.base)
-        if message.changes and message.changes[0].seq > self.have + 1:
+        self.received_seq = max(self.received_seq, message.base)
+        if message.changes and message.changes[0].seq > self.received_seq + 1:
             size = sum(array.nbytes for _, others in self._early.values() for array in others)
             if len(self._early) < limits.COPIES_EARLY and size <= limits.COPIES_HELD:
                 self._early[message.changes[0].seq] = (message, arrays)
             return HandlerResult([self._acknowledge(sender)])
-        # All awaited segments are held together, unless too much waits: the primary bounds it per
-        # segment.
-        outcome = self.merge() if self._whole and self.waits > limits.COPIES_HELD else HandlerResult()
-        outcome = self._take(message, arrays, outcome)
-        while (at := next((seq for seq in self._early if seq <= self.have + 1), None)) is not None:
-            outcome = self._take(*self._early.pop(at), outcome)
-        while self.kept and self.kept[0].change.seq <= message.committed:
-            self.kept.popleft()
+        # All segments being filled are installed together, unless too much waits.
+        outcome = self.install() if self._complete and self.waiting_bytes > limits.COPIES_HELD else HandlerResult()
+        outcome = self._receive(message, arrays, outcome)
+        while (at := next((seq for seq in self._early if seq <= self.received_seq + 1), None)) is not None:
+            outcome = self._receive(*self._early.pop(at), outcome)
+        while self.uncommitted and self.uncommitted[0].change.seq <= message.committed:
+            self.uncommitted.popleft()
         outcome.effects.append(self._acknowledge(sender))
         return outcome
 
     def _acknowledge(self, sender: str) -> Send:
-        return Send(sender, m.Appended(self.number, self.incarnation, self.have))
+        return Send(sender, m.Appended(self.number, self.incarnation, self.received_seq))
 
-    def _take(self, message: m.Append, arrays: m.Arrays, outcome: HandlerResult) -> HandlerResult:
-        """Take what is new of a message; ``outcome`` is the work that comes before it."""
+    def _receive(self, message: m.Append, arrays: m.Arrays, outcome: HandlerResult) -> HandlerResult:
+        """Apply the new changes of a message; ``outcome`` has the work that comes before."""
         found = unpacked(message.changes, arrays, self.spec.push_width)
         if found is None:
             return outcome  # damaged on the way: it will be resent
         covers = tuple(message.covers)
-        for change, given in found:
-            if change.seq == self.have + 1:
-                self.have = change.seq
-                one = BackupEntry(change, given, covers)
-                self.kept.append(one)
-                outcome += self._make(one, self.segments, outcome)
-                if self.awaited and self._is_awaited(one):
+        for change, rows in found:
+            if change.seq == self.received_seq + 1:
+                self.received_seq = change.seq
+                one = BackupEntry(change, rows, covers)
+                self.uncommitted.append(one)
+                outcome += self._apply(one, self.segments, outcome)
+                if self.filling and self._is_needed(one):
                     self._waiting.append(one)
-                    self.waits += size_of(one.given)
+                    self.waiting_bytes += size_of(one.rows)
         return outcome
 
-    def _make(self, one: BackupEntry, among: Sequence[int], before: HandlerResult) -> HandlerResult:
-        """Apply a change to those of these segments that it is for and that lack it."""
-        part, change = self.part, one.change
-        if part is None:
+    def _apply(self, one: BackupEntry, among: Sequence[int], before: HandlerResult) -> HandlerResult:
+        """Apply a change to the segments ``among`` these that it names and that lack it."""
+        state, change = self.state, one.change
+        if state is None:
             return HandlerResult()
-        named = set(one.named())
-        mine = [number for number in among if number in named and self._after[number] < change.seq]
+        named = set(one.segments())
+        mine = [number for number in among if number in named and self._segment_seq[number] < change.seq]
         if not mine:
             return HandlerResult()
-        mask = part.extent.mask(mine)
-        given = one.given
-        if given is not None and not (len(mine) == len(one.covers) == len(part.segments)):
+        mask = state.check.mask(mine)
+        rows = one.rows
+        if rows is not None and not (len(mine) == len(one.covers) == len(state.segments)):
             ranges = [self.ranges(number) for number in one.covers]
             wanted = set(mine)
-            given = cut(given, ranges, [number in wanted for number in one.covers], listed=True)
-        everywhere = mask is part.extent.whole
+            rows = restrict_rows(rows, ranges, [number in wanted for number in one.covers], listed=True)
+        everywhere = mask is state.check.all_mask
 
         def make() -> None:
-            part.write(change, given, mask)
-            part.note(change, mask, everywhere, one.given)
+            state.write(change, rows, mask)
+            state.record(change, mask, everywhere, one.rows)
 
-        if not before.works and part.work(change, given, mask) <= self.inline:
+        if not before.computations and state.work(change, rows, mask) <= self.inline:
             make()
             return HandlerResult()
-        if before.works and isinstance(together := before.works[-1].function, JoinedOutcome):
-            together.add(make)
+        if before.computations and isinstance(chain := before.computations[-1].function, FunctionChain):
+            chain.add(make)
             return HandlerResult()
-        return HandlerResult(works=[LongComputation(JoinedOutcome(make), lambda now: HandlerResult(), None)])
+        return HandlerResult(computations=[LongComputation(FunctionChain(make), lambda now: HandlerResult(), None)])
 
     # ------------------------------------------------------------ filling
 
     def fill(self, sender: str, message: m.Fill, arrays: m.Arrays) -> HandlerResult:
-        """Take a piece of a segment. Segments are held once all awaited ones are complete."""
+        """Take a piece of a segment. Segments are installed once all being filled are complete."""
         segment = message.segment
-        answer = Send(
-            sender, m.Filled(self.number, self.incarnation, segment, message.epoch, message.seq, message.piece)
-        )
-        if segment in self._after or segment in self._whole:
+        filled = m.Filled(self.number, self.incarnation, segment, message.epoch, message.seq, message.piece)
+        answer = Send(sender, filled)
+        if segment in self._segment_seq or segment in self._complete:
             return HandlerResult([answer])
-        if not _came_whole(message, arrays, isinstance(self.spec, Sparse)):
+        if not _has_all_rows(message, arrays, isinstance(self.spec, Sparse)):
             return HandlerResult()  # damaged on the way: it will be resent
         arriving = self._arriving.get(segment)
         if arriving is None or arriving.seq < message.seq:
-            self._give_up(segment)
+            self._discard(segment)
             arriving = self._arriving[segment] = ArrivingSegment(message.seq, message.pieces)
-            self._let_go()
+            self._trim_waiting()
         if arriving.seq != message.seq or message.piece >= arriving.pieces:
             return HandlerResult()
-        if message.piece not in arriving.here and not self._place(message, arrays):
+        if message.piece not in arriving.arrived and not self._place_rows(message, arrays):
             return HandlerResult()  # a piece that does not fit this table
-        arriving.here.add(message.piece)
+        arriving.arrived.add(message.piece)
         arriving.books = message.books or arriving.books
-        if arriving.is_whole():
+        if arriving.is_complete():
             assert arriving.books is not None
             del self._arriving[segment]
-            self._whole[segment] = (arriving.seq, arriving.books)
-            if all(number in self._whole or number in self._after for number in self.awaited):
-                return self.merge() + HandlerResult([answer])
+            self._complete[segment] = (arriving.seq, arriving.books)
+            if all(number in self._complete or number in self._segment_seq for number in self.filling):
+                return self.install() + HandlerResult([answer])
         return HandlerResult([answer])
 
-    def _place(self, piece: m.Fill, arrays: m.Arrays) -> bool:
+    def _place_rows(self, piece: m.Fill, arrays: m.Arrays) -> bool:
         """Put the rows of a piece where they will stay. False if they do not fit."""
-        self._ground = self._ground or self._new_ground()
+        self._storage = self._storage or self._new_storage()
         keys, sparse = self.ranges(piece.segment), isinstance(self.spec, Sparse)
         if not arrays:
             return sparse or not len(keys)
@@ -216,36 +214,36 @@ class Backup:
         # All pieces but the last have the same number of rows: the last one is placed from the end.
         row = len(keys) - piece.rows if piece.piece == piece.pieces - 1 else piece.piece * piece.rows
         fits = bool(((names >= keys.start) & (names < keys.stop)).all()) if names is not None else True
-        if piece.words != self._ground.plain or not fits or not (sparse or 0 <= row <= len(keys) - piece.rows):
+        if piece.words != self._storage.image_words or not fits or not (sparse or 0 <= row <= len(keys) - piece.rows):
             return False
-        self._ground.place(keys, row, arrays[-1].reshape(piece.rows, piece.words), names)
+        self._storage.place(keys, row, arrays[-1].reshape(piece.rows, piece.words), names)
         return True
 
-    def _give_up(self, segment: int) -> None:
-        came = self._arriving.pop(segment, None), self._whole.pop(segment, None)
-        if any(came) and self._ground is not None:
-            self._ground.let_go(self.ranges(segment))
+    def _discard(self, segment: int) -> None:
+        discarded = self._arriving.pop(segment, None), self._complete.pop(segment, None)
+        if any(discarded) and self._storage is not None:
+            self._storage.release(self.ranges(segment))
 
-    def merge(self) -> HandlerResult:
-        """Hold the complete segments, and apply what was done to them meanwhile."""
-        new, self._whole = self._whole, {}
-        self.keep(self.segments, arrived={segment: books for segment, (_, books) in new.items()})
+    def install(self) -> HandlerResult:
+        """Hold the complete segments, and apply the changes that waited for them."""
+        new, self._complete = self._complete, {}
+        self.rebuild(self.segments, arrived={segment: books for segment, (_, books) in new.items()})
         for segment, (seq, _) in new.items():
-            self._after[segment] = seq
+            self._segment_seq[segment] = seq
         waiting, outcome = self._waiting, HandlerResult()
         for one in waiting:
-            outcome += self._make(one, list(new), outcome)
-        self._let_go()
+            outcome += self._apply(one, list(new), outcome)
+        self._trim_waiting()
         return outcome
 
-    def settle(self, members: Callable[[int], bool]) -> None:
-        """A new view: hold at once what is complete and makes us a member of its replica set.
+    def install_ours(self, is_member: Callable[[int], bool]) -> None:
+        """A new view: install at once if a complete segment has us in its replica set.
 
         We may be primary of it by this very view, so nothing else that is awaited delays it.
         """
-        if any(members(segment) for segment in self._whole):
+        if any(is_member(segment) for segment in self._complete):
             inline, self.inline = self.inline, 1 << 62
-            self.merge()
+            self.install()
             self.inline = inline
 
     def adopt(self, images: Sequence[SegmentImage], seq: int) -> None:
@@ -254,132 +252,131 @@ class Backup:
         This says nothing about earlier changes to other segments: those being filled may still
         lack some.
         """
-        self.keep(self.segments, images)
-        self._after.update({image.segment: seq for image in images})
+        self.rebuild(self.segments, images)
+        self._segment_seq.update({image.segment: seq for image in images})
 
-    def keep(
+    def rebuild(
         self,
         segments: Sequence[int],
         more: Sequence[SegmentImage] = (),
         arrived: Mapping[int, m.SegmentBooks] | None = None,
     ) -> None:
-        """Hold these of the present segments, these images, and what arrived; nothing else."""
-        if self.part is not None and not more and not arrived and list(segments) == self.part.segments:
+        """Hold these of the present segments, these images and arrived ones; nothing else."""
+        if self.state is not None and not more and not arrived and list(segments) == self.state.segments:
             return
-        books = {number: self.part.books(number) for number in segments} if self.part is not None else {}
+        books = {number: self.state.books(number) for number in segments} if self.state is not None else {}
         books |= {image.segment: image.books for image in more} | dict(arrived or {})
-        self._after = {number: self._after.get(number, 0) for number in sorted(books)}
-        self._frozen = {segment: kept for segment, kept in self._frozen.items() if segment in self._after}
+        self._segment_seq = {number: self._segment_seq.get(number, 0) for number in sorted(books)}
+        self._frozen = {segment: entries for segment, entries in self._frozen.items() if segment in self._segment_seq}
         if not books:
-            self.part = None
-            if self._ground is not None:
-                self._ground.hold(())
+            self.state = None
+            if self._storage is not None:
+                self._storage.set_segments(())
             return
-        self._ground = self._ground or self._new_ground()
-        self.part = SegmentState(
-            self.number, self.spec, [(number, self.ranges(number)) for number in self._after], self._ground
+        self._storage = self._storage or self._new_storage()
+        self.state = SegmentState(
+            self.number, self.spec, [(number, self.ranges(number)) for number in self._segment_seq], self._storage
         )
-        self.part.place(more)
-        self.part.enter([books[number] for number in self._after])
+        self.state.load_rows(more)
+        self.state.load_books([books[number] for number in self._segment_seq])
 
     def drop(self, segments: Iterable[int]) -> None:
-        """These are no longer ours to hold, nor to wait for."""
+        """Drop these segments; they are no longer ours."""
         gone = set(segments)
         for segment in sorted(gone):
-            self._give_up(segment)
-        self.keep([number for number in self.segments if number not in gone])
-        self._let_go()
+            self._discard(segment)
+        self.rebuild([number for number in self.segments if number not in gone])
+        self._trim_waiting()
 
-    def renumber(self, to: Into) -> None:
+    def renumber(self, split: SplitMap) -> None:
         """The table was split: everything gets new numbers. No segment is arriving."""
-        every = [*self.kept, *self._waiting, *(one for kept in self._frozen.values() for one in kept)]
+        every = [*self.uncommitted, *self._waiting, *(one for entries in self._frozen.values() for one in entries)]
         for one in dict.fromkeys(every):  # a change may be in several lists
-            one.change, one.covers = renamed(one.change, to), tuple(those(one.covers, to))
-        self._after = {new: seq for number, seq in self._after.items() for new in to[number]}
-        self._frozen = {new: kept for number, kept in self._frozen.items() for new in to[number]}
+            one.change, one.covers = renumbered(one.change, split), tuple(new_numbers(one.covers, split))
+        self._segment_seq = {new: seq for number, seq in self._segment_seq.items() for new in split[number]}
+        self._frozen = {new: entries for number, entries in self._frozen.items() for new in split[number]}
         self._early.clear()  # with the old numbers: they will be resent
-        if self.part is not None:
-            books = [self.part.books(number) for number in self.part.segments for _ in to[number]]
-            held = [(number, self.ranges(number)) for number in those(self.part.segments, to)]
-            self.part = SegmentState(self.number, self.spec, held, self.part.ground)
-            self.part.enter(books)
+        if self.state is not None:
+            books = [self.state.books(number) for number in self.state.segments for _ in split[number]]
+            segments = [(number, self.ranges(number)) for number in new_numbers(self.state.segments, split)]
+            self.state = SegmentState(self.number, self.spec, segments, self.state.storage)
+            self.state.load_books(books)
 
-    def _let_go(self) -> None:
-        """Forget waiting changes that no awaited segment needs."""
-        self._waiting = [one for one in self._waiting if self._is_awaited(one)]
-        self.waits = sum(size_of(one.given) for one in self._waiting)
+    def _trim_waiting(self) -> None:
+        """Drop waiting changes that no segment being filled needs."""
+        self._waiting = [one for one in self._waiting if self._is_needed(one)]
+        self.waiting_bytes = sum(size_of(one.rows) for one in self._waiting)
 
-    def _is_awaited(self, one: BackupEntry) -> bool:
-        return any(self._lacks(number, one.change.seq) for number in one.covers)
+    def _is_needed(self, one: BackupEntry) -> bool:
+        return any(self._needs(number, one.change.seq) for number in one.covers)
 
-    def _lacks(self, number: int, seq: int) -> bool:
+    def _needs(self, number: int, seq: int) -> bool:
         """Whether a segment that is being filled will need this change: its image may have it."""
-        if number not in self.awaited or number in self._after:
+        if number not in self.filling or number in self._segment_seq:
             return False
         if (arriving := self._arriving.get(number)) is not None:
             return seq > arriving.seq
-        return number not in self._whole or seq > self._whole[number][0]
+        return number not in self._complete or seq > self._complete[number][0]
 
     @property
     def known(self) -> set[int]:
         """Segments that are here or arriving."""
-        return {*self._after, *self._arriving, *self._whole}
+        return {*self._segment_seq, *self._arriving, *self._complete}
 
     # ------------------------------------------------------------ after the primary
 
     def freeze(self, segments: Iterable[int]) -> None:
-        """These have another primary, or none: what is here stays until a primary says more.
+        """These have another primary, or none: keep them as they are until a primary says more.
 
-        The former primary may go on with other segments and its log; that must not pass for news
-        of these.
+        The former primary's log may continue with other segments: it must not change these.
         """
-        new = [number for number in segments if number in self._after and number not in self._frozen]
+        new = [number for number in segments if number in self._segment_seq and number not in self._frozen]
         if not new:
             return
         frozen = set(new)
-        kept = [one for one in self.kept if not frozen.isdisjoint(one.named())]
+        entries = [one for one in self.uncommitted if not frozen.isdisjoint(one.segments())]
         for number in new:
-            self._after[number] = max(self.have, self._after[number])
-            self._frozen[number] = kept
+            self._segment_seq[number] = max(self.received_seq, self._segment_seq[number])
+            self._frozen[number] = entries
         self._early.clear()  # what we still follow will be resent
 
     def thaw(self, segments: Iterable[int], seq: int) -> None:
         """Their primary is the same again and brought us level: follow its log from ``seq`` on."""
         for number in segments:
             del self._frozen[number]
-            self._after[number] = seq
+            self._segment_seq[number] = seq
 
     def is_frozen(self, segment: int) -> bool:
         return segment in self._frozen
 
     def seqs(self, segments: Iterable[int]) -> list[int]:
         """The last change of the primary's log that each of these segments has."""
-        return [self._after.get(segment, 0) for segment in segments]
+        return [self._segment_seq.get(segment, 0) for segment in segments]
 
-    def lacks(self, segments: Sequence[int], seqs: Sequence[int]) -> tuple[list[m.ReplicatedChange], m.Arrays]:
-        """What another survivor, which has changes up to ``seqs``, lacks of these segments."""
+    def changes_after(self, segments: Sequence[int], seqs: Sequence[int]) -> tuple[list[m.ReplicatedChange], m.Arrays]:
+        """The changes that another survivor, which has those up to ``seqs``, lacks."""
         least = min(seqs, default=0)
         found = []
-        for kept in self._snapshots(segments):
-            wanted = {number for number in segments if self._frozen.get(number) is kept}
-            for one in kept:
-                only = [number for number in one.named() if number in wanted]
+        for entries in self._frozen_changes(segments):
+            wanted = {number for number in segments if self._frozen.get(number) is entries}
+            for one in entries:
+                only = [number for number in one.segments() if number in wanted]
                 if one.change.seq <= least or not only:
                     continue
-                given = one.given
-                if given is not None:
+                rows = one.rows
+                if rows is not None:
                     ranges = [self.ranges(number) for number in one.covers]
-                    given = cut(given, ranges, [number in wanted for number in one.covers], listed=True)
-                found.append((msgspec.structs.replace(one.change, only=only, start=-1, stop=-1, count=0), given))
+                    rows = restrict_rows(rows, ranges, [number in wanted for number in one.covers], listed=True)
+                found.append((msgspec.structs.replace(one.change, only=only, start=-1, stop=-1, count=0), rows))
         return packed(found)
 
-    def _snapshots(self, segments: Iterable[int]) -> list[list[BackupEntry]]:
-        """The changes kept when these were frozen: one list for all that froze together."""
+    def _frozen_changes(self, segments: Iterable[int]) -> list[list[BackupEntry]]:
+        """The lists of changes of these frozen segments: one for all that froze together."""
         found: list[list[BackupEntry]] = []
         for number in segments:
-            kept = self._frozen.get(number)
-            if kept is not None and not any(kept is one for one in found):
-                found.append(kept)
+            entries = self._frozen.get(number)
+            if entries is not None and not any(entries is one for one in found):
+                found.append(entries)
         return found
 
     def catch_up(self, changes: Sequence[m.ReplicatedChange], arrays: m.Arrays) -> HandlerResult | None:
@@ -388,14 +385,14 @@ class Backup:
         if found is None:
             return None
         outcome = HandlerResult()
-        for change, given in found:
-            one = BackupEntry(change, given, tuple(change.only))
-            new = [number for number in change.only if self._after.get(number, change.seq) < change.seq]
+        for change, rows in found:
+            one = BackupEntry(change, rows, tuple(change.only))
+            new = [number for number in change.only if self._segment_seq.get(number, change.seq) < change.seq]
             if new:
-                for kept in self._snapshots(new):
-                    kept.append(one)
-                outcome += self._make(one, new, outcome)
-                self._after.update(dict.fromkeys(new, change.seq))
+                for entries in self._frozen_changes(new):
+                    entries.append(one)
+                outcome += self._apply(one, new, outcome)
+                self._segment_seq.update(dict.fromkeys(new, change.seq))
         return outcome
 
 
@@ -407,36 +404,36 @@ class Backups:
         self.members: dict[str, int] = {}  # servers by name: incarnation
         self.by_primary: dict[tuple[str, int], Backup] = {}  # by name and incarnation
         self.counts: dict[str, int] = {}
-        self._first_ground: DenseRows | None = None
+        self._first_storage: DenseRows | None = None
 
-    def new_ground(self, segments: Sequence[int] = ()) -> Ground:
-        """Where rows will lie, beside all that this server has of the table."""
-        ground = ground_of(self.placed.spec, [self.range(segment) for segment in segments], self._first_ground)
-        # Sparse rows lie beside nobody's: nothing must keep them alive.
-        if isinstance(ground, DenseRows):
-            self._first_ground = self._first_ground or ground
-        return ground
+    def new_storage(self, segments: Sequence[int] = ()) -> RowStorage:
+        """Storage for rows, in one arena with all that this server has of the table."""
+        storage = storage_for(self.placed.spec, [self.range(segment) for segment in segments], self._first_storage)
+        # Sparse rows share no arena: nothing must keep them alive.
+        if isinstance(storage, DenseRows):
+            self._first_storage = self._first_storage or storage
+        return storage
 
     def range(self, segment: int) -> KeyRange:
         starts = self.placed.starts
         return KeyRange(starts[segment], starts[segment + 1] if segment + 1 < len(starts) else self.placed.spec.span)
 
-    def following(self, primary: str) -> Backup:
-        """What is backed up for this primary, by its present incarnation."""
+    def backup_for(self, primary: str) -> Backup:
+        """The backup of this primary's present incarnation; made if there is none."""
         key = primary, self.members.get(primary, 0)
         backup = self.by_primary.get(key)
         if backup is None:
-            backup = self.by_primary[key] = Backup(
-                self.placed.number, self.placed.spec, *key, self.range, self.inline, self.new_ground
-            )
-            backup.awaited = self._awaited(primary)
+            number, spec = self.placed.number, self.placed.spec
+            backup = Backup(number, spec, *key, self.range, self.inline, self.new_storage)
+            self.by_primary[key] = backup
+            backup.filling = self._filling(primary)
         return backup
 
-    def holder(self, segment: int) -> Backup | None:
+    def backup_with(self, segment: int) -> Backup | None:
         """The backup that has this segment, for any primary."""
         return next((backup for backup in self.by_primary.values() if segment in backup.segments), None)
 
-    def _awaited(self, primary: str) -> set[int]:
+    def _filling(self, primary: str) -> set[int]:
         places = enumerate(self.placed.places)
         return {segment for segment, one in places if one.filling == self.me and one.servers[:1] == [primary]}
 
@@ -448,13 +445,13 @@ class Backups:
             for segment in segments
         )
 
-    def settle(self) -> None:
-        """A new placement: hold what is complete and makes us a member of its replica set."""
+    def install_ours(self) -> None:
+        """A new placement: install complete segments that have us in their replica set."""
         for backup in self.by_primary.values():
-            backup.settle(lambda segment: self.me in self.placed.places[segment].servers)
+            backup.install_ours(lambda segment: self.me in self.placed.places[segment].servers)
 
     def drop_stale(self, returned: Container[int] = ()) -> None:
-        """Drop what is not ours to hold, and freeze what lost its primary.
+        """Drop segments that are not ours, and freeze those that lost their primary.
 
         ``returned`` are segments that another server was primary of meanwhile: they freeze too.
         """
@@ -470,30 +467,30 @@ class Backups:
                     orphans.append(segment)
                 if not keep:
                     gone.append(segment)
-            backup.awaited = self._awaited(key[0]) if lives else set()
+            backup.filling = self._filling(key[0]) if lives else set()
             if gone:
                 backup.drop(gone)
             backup.freeze(orphans)
             if not backup.known and (not lives or key[0] == self.me):
                 del self.by_primary[key]
 
-    def renumber(self, to: Into, placed: m.TablePlaces) -> None:
+    def renumber(self, split: SplitMap, placed: m.TablePlaces) -> None:
         """The table was split more finely; ``placed`` is the placement with the new numbers."""
         for backup in self.by_primary.values():
-            backup.settle(lambda segment: self.me in placed.places[to[segment][0]].servers)
+            backup.install_ours(lambda segment: self.me in placed.places[split[segment][0]].servers)
             backup.drop([segment for segment in sorted(backup.known) if segment not in backup.segments])
         self.placed = placed
         for backup in self.by_primary.values():
-            backup.renumber(to)
+            backup.renumber(split)
 
-    def ignored(self, why: str) -> HandlerResult:
+    def count_ignored(self, why: str) -> HandlerResult:
         """Count a message that is dropped."""
         self.counts[why] = self.counts.get(why, 0) + 1
         return HandlerResult()
 
 
-def _came_whole(piece: m.Fill, arrays: m.Arrays, sparse: bool) -> bool:
-    """Whether as many keys and floats came as were sent."""
+def _has_all_rows(piece: m.Fill, arrays: m.Arrays, sparse: bool) -> bool:
+    """Whether a piece has as many keys and floats as its header says."""
     if not arrays:
         return not piece.rows
     sizes = [piece.rows, piece.rows * piece.words] if sparse else [piece.rows * piece.words]

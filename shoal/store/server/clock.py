@@ -41,8 +41,8 @@ class Clocks:
         self._workers: dict[int, WorkerClock] = {}
         self._slowest: Numbers | None = None  # cached until something moves
 
-    def live(self, workers: dict[int, str]) -> bool:
-        """Take the live workers from a new view. True if any had departed."""
+    def drop_departed(self, workers: dict[int, str]) -> bool:
+        """Drop workers that left, by a new view. True if there were any."""
         departed = [incarnation for incarnation in self._workers if incarnation not in workers]
         for incarnation in departed:
             del self._workers[incarnation]
@@ -50,16 +50,16 @@ class Clocks:
         self._slowest = None
         return bool(departed)
 
-    def level(self, incarnation: int, at: int = 0) -> int:
-        """The clock at which a worker would be entered now; it keeps one that it has, ``at``."""
-        return at if at > 0 else int(np.maximum(self._clock(incarnation).mark, self._level()).max())
+    def entry_clock(self, incarnation: int, at: int = 0) -> int:
+        """The clock at which a worker would enter now; ``at`` if it has one already."""
+        return at if at > 0 else int(np.maximum(self._clock(incarnation).mark, self._entry_clocks()).max())
 
     def enter(self, incarnation: int, name: str, spell: int, level: int | None = None) -> int:
         """Start a spell of a worker; its first clock. The same spell gets the same answer."""
         worker = self._workers.setdefault(incarnation, WorkerClock(name))
         if spell > worker.spell:
             stream = self._clock(incarnation)
-            stream.raise_to(self.level(incarnation) if level is None else level)
+            stream.raise_to(self.entry_clock(incarnation) if level is None else level)
             worker.spell, worker.parked = spell, False
             worker.entered = int(stream.mark.max())
             self._slowest = None
@@ -145,7 +145,7 @@ class Clocks:
                     np.minimum(self._slowest, self._clock(incarnation).mark, out=self._slowest)
         return self._slowest
 
-    def _level(self) -> Numbers:
+    def _entry_clocks(self) -> Numbers:
         """Where a newcomer enters: with the slowest; if all are parked, with the furthest ever."""
         if any(not worker.parked for worker in self._workers.values()):
             return self.slowest()
@@ -154,8 +154,8 @@ class Clocks:
             np.maximum(level, self._clock(incarnation).mark, out=level)
         return level
 
-    def entries(self) -> list[ReplicatedChange]:
-        """How the workers entered, as changes; they change nothing where they are known."""
+    def as_changes(self) -> list[ReplicatedChange]:
+        """The enters and parks of all workers, as changes; known ones change nothing."""
         found: list[ReplicatedChange] = []
         for incarnation, worker in self._workers.items():
             if worker.spell < 0:
@@ -168,15 +168,15 @@ class Clocks:
             found += [enter, park] if worker.parked else [enter]
         return found
 
-    def shown(self) -> dict[str, int]:
+    def status(self) -> dict[str, int]:
         """Each worker's lowest clock by name; negative if it is parked."""
         return {
             worker.name: -1 - self._clock(incarnation).lowest if worker.parked else self._clock(incarnation).lowest
             for incarnation, worker in self._workers.items()
         }
 
-    def clocked(self, segment: int) -> dict[int, ClockedWorker]:
-        """What one segment knows of each worker, as it travels."""
+    def encoded(self, segment: int) -> dict[int, ClockedWorker]:
+        """The workers' clocks at one segment, as messages carry them."""
         return {
             incarnation: ClockedWorker(
                 worker.name, worker.spell, worker.parked, worker.entered, self._clock(incarnation).counted(segment)

@@ -51,48 +51,48 @@ class KeyLists:
     def __init__(self, most: int | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self.bytes = 0
-        self._most = limits.HANDLE_BYTES if most is None else most
-        self._lists: dict[
-            tuple[int, int], StoredKeyList
-        ] = {}  # by incarnation and number, the least recently used first
+        self._max_bytes = limits.HANDLE_BYTES if most is None else most
+        # By incarnation and number, the least recently used first.
+        self._lists: dict[tuple[int, int], StoredKeyList] = {}
 
     def __len__(self) -> int:
         return len(self._lists)
 
-    def whole(self, ask: m.Push | m.Pull, arrays: m.Arrays, table: ServerTable) -> m.Arrays | None:
+    def resolve(self, message: m.Push | m.Pull, arrays: m.Arrays, table: ServerTable) -> m.Arrays | None:
         """The arrays of a message with all its keys; None if it names an unknown list."""
-        ahead = isinstance(ask, m.Push) and ask.ahead > 0
-        if not ask.handle and not (ahead and ask.ahead_handle):  # type: ignore[union-attr]
+        ahead = isinstance(message, m.Push) and message.ahead > 0
+        if not message.handle and not (ahead and message.ahead_handle):  # type: ignore[union-attr]
             return arrays
-        values = 1 if isinstance(ask, m.Push) else 0
+        who, values = message.incarnation, 1 if isinstance(message, m.Push) else 0
         sent, keys = list(arrays[: len(arrays) - values]), list[m.Array]()
         if ahead:
-            assert isinstance(ask, m.Push)
-            found = self._list(ask.incarnation, ask.ahead_handle, ask.ahead_known, ask.ahead, ask.ahead_crc, sent)
+            assert isinstance(message, m.Push)
+            named = message.ahead_handle, message.ahead_known, message.ahead, message.ahead_crc
+            found = self._find_or_store(who, *named, sent)
             if found is None:
                 return None
-            keys += self._for(table, found)
-        if ask.start < 0:
-            found = self._list(ask.incarnation, ask.handle, ask.known, ask.count, ask.crc, sent)
+            keys += self._keys_for(table, found)
+        if message.start < 0:
+            found = self._find_or_store(who, message.handle, message.known, message.count, message.crc, sent)
             if found is None:
                 return None
-            keys += self._for(table, found)
+            keys += self._keys_for(table, found)
         if sent and not values:
             raise BadKeys("a pull names a list that is known here, and brings keys as well: one of the two is needed")
         # The caller checks the number of arrays.
         return [*keys, *sent, *arrays[len(arrays) - values :]]
 
-    def live(self, incarnations: Container[int]) -> None:
+    def drop_departed(self, incarnations: Container[int]) -> None:
         for key in [key for key in self._lists if key[0] not in incarnations]:
             self._drop(key)
 
     def facts(self, what: str = "handles") -> dict[str, int]:
         return {f"{what} {fact}": count for fact, count in [("kept", len(self)), *sorted(self.counts.items())]}
 
-    def _list(
+    def _find_or_store(
         self, who: int, number: int, known: bool, count: int, crc: int, sent: list[m.Array]
     ) -> StoredKeyList | list[m.Array] | None:
-        """The list that is meant, taken out of what was ``sent`` if it is there."""
+        """The list that a request names, or the one it brings, taken out of ``sent``."""
         if known:
             listed = self._lists.pop((who, number), None)
             if listed is not None:
@@ -105,11 +105,11 @@ class KeyLists:
         if not sent:
             return []
         keys = sent.pop(0)
-        if not number or keys.dtype != np.uint64 or keys.nbytes + _ENTRY > self._most // 2:
+        if not number or keys.dtype != np.uint64 or keys.nbytes + _ENTRY > self._max_bytes // 2:
             return [keys]
-        return self._remember((who, number), keys)
+        return self._store((who, number), keys)
 
-    def _remember(self, key: tuple[int, int], keys: Keys) -> StoredKeyList:
+    def _store(self, key: tuple[int, int], keys: Keys) -> StoredKeyList:
         crc, before = crc_of(keys), self._lists.get(key)
         if before is not None and before.crc == crc and len(before.keys) == len(keys):
             self._lists[key] = self._lists.pop(key)
@@ -122,10 +122,10 @@ class KeyLists:
         self._make_room()
         return listed
 
-    def _for(self, table: ServerTable, found: StoredKeyList | list[m.Array]) -> list[m.Array]:
+    def _keys_for(self, table: ServerTable, found: StoredKeyList | list[m.Array]) -> list[m.Array]:
         if not isinstance(found, StoredKeyList):
             return found
-        if table.known.note(found.keys):
+        if table.row_cache.register(found.keys):
             before = found.size
             found.tables = [one for one in found.tables if one() is not None]
             found.tables.append(weakref.ref(table))
@@ -134,7 +134,7 @@ class KeyLists:
         return [found.keys]
 
     def _make_room(self) -> None:
-        while self.bytes > self._most and len(self._lists) > 1:
+        while self.bytes > self._max_bytes and len(self._lists) > 1:
             self.counts["let go"] += 1
             self._drop(next(iter(self._lists)))
 
@@ -145,4 +145,4 @@ class KeyLists:
         self.bytes -= listed.size
         for reference in listed.tables:
             if (table := reference()) is not None:
-                table.known.forget(listed.keys)
+                table.row_cache.forget(listed.keys)

@@ -26,16 +26,16 @@ _LOOK = 256  # numbers between two checks whether segments agree again
 class PushStream:
     """One stream: in segment s numbers below ``mark[s]``, and those with a bit, are counted.
 
-    While all segments agree, ``even`` is the one mark, ``_ahead`` the one ring, and no array is
-    touched.
+    While all segments agree, ``common_mark`` is the one mark, ``_ahead`` the one ring, and no array
+    is touched.
     """
 
-    __slots__ = ("_ahead", "_apart", "_mark", "_segments", "bits", "even")
+    __slots__ = ("_added_separately", "_ahead", "_mark", "_segments", "bits", "common_mark")
 
     def __init__(self, segments: int) -> None:
         self._segments = segments
-        self._apart = 0  # numbers added while segments differed
-        self.even = 0  # the mark of all segments; -1: they differ
+        self._added_separately = 0  # numbers added while segments differed
+        self.common_mark = 0  # the mark of all segments; -1: they differ
         self._ahead = bytearray(64)  # while they agree: which numbers above the mark are counted
         self._mark: Numbers = np.zeros(segments, np.int64)
         # Ring: number n is at n modulo the width.
@@ -43,17 +43,17 @@ class PushStream:
 
     @property
     def mark(self) -> Numbers:
-        if self.even >= 0:
-            self._mark[:] = self.even
+        if self.common_mark >= 0:
+            self._mark[:] = self.common_mark
         return self._mark
 
     @property
     def lowest(self) -> int:
-        return self.even if self.even >= 0 else int(self._mark.min())
+        return self.common_mark if self.common_mark >= 0 else int(self._mark.min())
 
     def has(self, number: int) -> Mask:
         """The segments in which this number is counted."""
-        if self.even >= 0:
+        if self.common_mark >= 0:
             return np.full(self._segments, self._is_counted(number))
         counted: Mask = self._mark > number
         width = self.bits.shape[1]
@@ -63,11 +63,11 @@ class PushStream:
     def _is_counted(self, number: int) -> bool:
         """Whether it is counted in all segments, while they agree."""
         ring = self._ahead
-        return number < self.even or (number - self.even < len(ring) and bool(ring[number % len(ring)]))
+        return number < self.common_mark or (number - self.common_mark < len(ring) and bool(ring[number % len(ring)]))
 
     def fresh(self, number: int, among: Mask) -> Mask | None:
         """The segments of these in which the number is not counted yet; None if none."""
-        if self.even >= 0:
+        if self.common_mark >= 0:
             return None if self._is_counted(number) else among
         missing = among & ~self.has(number)
         return missing if missing.any() else None
@@ -78,63 +78,63 @@ class PushStream:
 
     def add(self, number: int, segments: Mask, everywhere: bool = False) -> None:
         """Count ``number`` in these segments; ``everywhere``: they are all."""
-        if self.even >= 0 and (everywhere or segments.all()):
+        if self.common_mark >= 0 and (everywhere or segments.all()):
             self._add_to_all(number)
             return
-        self._part()
+        self._separate()
         mark = self._mark
         # Of these alone: another segment may be far behind in this stream, and is not written.
         while number - int(mark.min(where=segments, initial=number)) >= self.bits.shape[1]:
             self._widen()
         self.bits[segments & (mark <= number), number % self.bits.shape[1]] = True
         self._advance()
-        self._apart += 1
-        if self._apart % _LOOK == 0:
-            self._agree()
+        self._added_separately += 1
+        if self._added_separately % _LOOK == 0:
+            self._merge_if_equal()
 
     def _add_to_all(self, number: int) -> None:
-        while number - self.even >= len(self._ahead):
+        while number - self.common_mark >= len(self._ahead):
             ring = bytearray(2 * len(self._ahead))
             for ahead in self._numbers_ahead():
                 ring[ahead % len(ring)] = 1
             self._ahead = ring
         ring, width = self._ahead, len(self._ahead)
-        if number >= self.even:
+        if number >= self.common_mark:
             ring[number % width] = 1
         self._advance_all()
 
     def _advance_all(self) -> None:
         ring, width = self._ahead, len(self._ahead)
-        while ring[self.even % width]:
-            ring[self.even % width] = 0
-            self.even += 1
+        while ring[self.common_mark % width]:
+            ring[self.common_mark % width] = 0
+            self.common_mark += 1
 
     def _numbers_ahead(self) -> list[int]:
         width = len(self._ahead)
         return [
-            self.even + (place - self.even) % width
+            self.common_mark + (place - self.common_mark) % width
             for place in np.flatnonzero(np.frombuffer(self._ahead, np.uint8)).tolist()
         ]
 
-    def _part(self) -> None:
+    def _separate(self) -> None:
         """From here on each segment has its own mark and bits."""
-        if self.even < 0:
+        if self.common_mark < 0:
             return
         ahead = self._numbers_ahead()
         while self.bits.shape[1] < len(self._ahead):
             self._widen()
-        self._mark[:], self.even = self.even, -1
+        self._mark[:], self.common_mark = self.common_mark, -1
         for number in ahead:
             self.bits[:, number % self.bits.shape[1]] = True
         self._ahead = bytearray(64)
 
     def raise_to(self, floor: int | Numbers) -> bool:
         """Close all numbers below ``floor``, one for all segments or one each. True if news."""
-        if self.even >= 0 and isinstance(floor, int):
-            if floor <= self.even:
+        if self.common_mark >= 0 and isinstance(floor, int):
+            if floor <= self.common_mark:
                 return False
             kept = [number for number in self._numbers_ahead() if number >= floor] if 1 in self._ahead else None
-            self.even = floor
+            self.common_mark = floor
             if kept is not None:
                 self._ahead = bytearray(len(self._ahead))
                 for number in kept:
@@ -143,7 +143,7 @@ class PushStream:
             return True
         if not (self.mark < floor).any():
             return False
-        self._part()
+        self._separate()
         mark = self._mark
         width = self.bits.shape[1]  # clear the bits below the floor
         numbers = mark[:, None] + (np.arange(width) - mark[:, None]) % width
@@ -158,19 +158,19 @@ class PushStream:
             self.bits[rows[on], self._mark[on] % width] = False
             self._mark[on] += 1
         agree = bool((self._mark == self._mark[0]).all()) and not self.bits.any()
-        self.even = int(self._mark[0]) if agree else -1
+        self.common_mark = int(self._mark[0]) if agree else -1
 
     def counted(self, segment: int) -> Counts:
-        """What one segment has counted, as it travels."""
-        if self.even >= 0:
-            return Counts.of(self.even, self._numbers_ahead())
+        """What one segment has counted, as messages carry it."""
+        if self.common_mark >= 0:
+            return Counts.of(self.common_mark, self._numbers_ahead())
         mark, width = int(self._mark[segment]), self.bits.shape[1]
         return Counts.of(mark, mark + (np.flatnonzero(self.bits[segment]) - mark) % width)
 
     @classmethod
     def of(cls, counted: Sequence[Counts]) -> PushStream:
         stream = cls(len(counted))
-        stream._part()
+        stream._separate()
         stream._mark[:] = [one.mark for one in counted]
         ahead = [one.ahead for one in counted]
         least = int(stream._mark.min())
@@ -179,13 +179,13 @@ class PushStream:
         for segment, numbers in enumerate(ahead):
             stream.bits[segment, numbers % stream.bits.shape[1]] = True
         stream._advance()
-        stream._agree()
+        stream._merge_if_equal()
         return stream
 
-    def _agree(self) -> None:
+    def _merge_if_equal(self) -> None:
         """If all segments agree again, use one ring for all."""
-        if self.even < 0 and (self._mark == self._mark[0]).all() and (self.bits == self.bits[0]).all():
-            self.even, width = int(self._mark[0]), self.bits.shape[1]
+        if self.common_mark < 0 and (self._mark == self._mark[0]).all() and (self.bits == self.bits[0]).all():
+            self.common_mark, width = int(self._mark[0]), self.bits.shape[1]
             self._ahead = bytearray(self.bits[0].tobytes())
             assert len(self._ahead) == width
             self.bits[:] = False

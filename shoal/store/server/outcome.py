@@ -1,4 +1,4 @@
-"""Who asked a server for something, and what came of it: answers, and long computations."""
+"""Requests that a server has not answered yet, and what a handler returns."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from shoal.store.server.ledger import Mask
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect
 
-Later = Callable[[int], "HandlerResult"]
+Continuation = Callable[[int], "HandlerResult"]
 
 
 @dataclass(slots=True)
-class Requester:
-    """Who asked, and what; answered now or later."""
+class PendingRequest:
+    """A push or pull with its sender; answered now or later."""
 
-    name: str
-    ask: m.Push | m.Pull
+    client: str
+    message: m.Push | m.Pull
     keys: Keys | KeyRange
-    told: int  # when it last got a notice
+    notified_at: int  # when the client last got a notice
     covered: Mask
     new: bool = True  # a push: counted by this request, not before
-    part: bool = False  # but not in all segments
+    partial: bool = False  # but not in all segments
 
     @property
     def id(self) -> tuple[str, int]:
-        return self.name, self.ask.request
+        return self.client, self.message.request
 
 
 @dataclass(slots=True)
@@ -36,11 +36,11 @@ class LongComputation:
 
     function: Callable[[], None]
     then: Callable[[int], HandlerResult]
-    full: Callable[[], HandlerResult] | None  # called if there was no memory; nothing has changed
+    on_memory_error: Callable[[], HandlerResult] | None  # nothing has changed then
 
 
-class JoinedOutcome:
-    """Changes that one computation makes, one after the other."""
+class FunctionChain:
+    """Functions that one computation calls, one after the other."""
 
     def __init__(self, first: Callable[[], None]) -> None:
         self._all = [first]
@@ -55,10 +55,10 @@ class JoinedOutcome:
 
 @dataclass(slots=True)
 class HandlerResult:
-    """What came of a message: effects, and computations that must run, in order, before others."""
+    """The result of a message: effects, and computations to run in order before any others."""
 
     effects: list[Effect] = field(default_factory=list)
-    works: list[LongComputation] = field(default_factory=list)
+    computations: list[LongComputation] = field(default_factory=list)
 
     def __add__(self, more: HandlerResult) -> HandlerResult:
-        return HandlerResult(self.effects + more.effects, self.works + more.works)
+        return HandlerResult(self.effects + more.effects, self.computations + more.computations)

@@ -6,7 +6,7 @@ One log for all segments that a server is primary of in one table: a push is one
 many segments it covers. A *link* is one backup; it gets every change with the rows it holds.
 Changes that wait for acknowledgements travel together. A server that is being filled gets all
 changes too, but nothing waits for it until it has everything. Only then it is required, and only
-then the coordinator hears of it: so the set the primary waits for is never smaller than the one
+then the coordinator learns of it: so the set the primary waits for is never smaller than the one
 the coordinator promotes from.
 """
 
@@ -26,16 +26,16 @@ from msgspec.structs import replace
 from shoal import limits
 from shoal.keys import KeyRange, KeyValues
 from shoal.store.server.ledger import Mask
-from shoal.store.server.outcome import Later, Requester
+from shoal.store.server.outcome import Continuation, PendingRequest
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 
-Into = Sequence[range]
+SplitMap = Sequence[range]
 
 
-def into(before: Sequence[int], after: Sequence[int]) -> Into:
-    """By old segment number, the new ones: a split table keeps every old start.
+def split_map(before: Sequence[int], after: Sequence[int]) -> SplitMap:
+    """The new segment numbers by old one: a split table keeps every old start.
 
     Both halves of a split segment begin with its books, so what was counted in it is counted in
     each. A server that missed a view may find several splits at once.
@@ -44,14 +44,14 @@ def into(before: Sequence[int], after: Sequence[int]) -> Into:
     return [range(low, high) for low, high in pairwise([*at, len(after)])]
 
 
-def those(segments: Iterable[int], to: Into) -> list[int]:
+def new_numbers(segments: Iterable[int], split: SplitMap) -> list[int]:
     """The new numbers of these segments."""
-    return [new for segment in segments for new in to[segment]]
+    return [new for segment in segments for new in split[segment]]
 
 
-def renamed(change: m.ReplicatedChange, to: Into) -> m.ReplicatedChange:
+def renumbered(change: m.ReplicatedChange, split: SplitMap) -> m.ReplicatedChange:
     """The same change, for the same keys, with the new segment numbers."""
-    return replace(change, only=those(change.only, to)) if change.only else change
+    return replace(change, only=new_numbers(change.only, split)) if change.only else change
 
 
 _CHANGE = 256  # bytes of a change without its rows, about
@@ -59,26 +59,26 @@ _CHANGE = 256  # bytes of a change without its rows, about
 
 @dataclass(slots=True)
 class LogEntry:
-    """A change that is not applied here yet, and who waits for it."""
+    """A change that is not applied here yet, and the request that waits for it."""
 
     change: m.ReplicatedChange
-    given: KeyValues | None
-    segments: Mask  # those of the primary's that it is for
-    asker: Requester | None = None
-    later: Later | None = None  # what else follows from it
+    rows: KeyValues | None
+    segments: Mask  # of the primary, that it changes
+    request: PendingRequest | None = None
+    on_applied: Continuation | None = None  # called then
 
 
 @dataclass(slots=True)
-class LogBatch:
-    """One change as one link gets it."""
+class QueuedChange:
+    """A change in the queue of one link."""
 
     change: m.ReplicatedChange
-    given: KeyValues | None
+    rows: KeyValues | None
     covers: tuple[int, ...]
-    size: int = 0  # bytes when it was made, also if it is cut later
+    size: int = 0  # bytes when queued, even if restricted later
 
     def __post_init__(self) -> None:
-        self.size = size_of(self.given)
+        self.size = size_of(self.rows)
 
 
 @dataclass(slots=True, eq=False)
@@ -87,46 +87,46 @@ class BackupLink:
 
     name: str
     incarnation: int
-    base: int  # its following begins after this change
-    covers: tuple[int, ...]  # the segments that it gets from now on
+    base: int  # it gets the changes after this one
+    covers: tuple[int, ...]  # segments whose changes it gets
     required: bool  # nothing is counted without it
     acked: int = 0
-    queue: deque[LogBatch] = field(default_factory=deque)  # not acknowledged
-    waits: int = 0  # bytes of these
-    taken: int = 0  # bytes ever queued
-    sent: int = 0  # the last that was sent
-    flying: deque[int] = field(default_factory=deque)  # the last change of each message under way
-    again: int = 0  # when to send again
-    since: int = 0  # since when the oldest waits
+    queue: deque[QueuedChange] = field(default_factory=deque)  # not acknowledged
+    queued_bytes: int = 0
+    total_bytes: int = 0  # bytes ever queued
+    last_sent: int = 0  # change
+    in_flight: deque[int] = field(default_factory=deque)  # last change of each message
+    resend_at: int = 0
+    waiting_since: int = 0  # the oldest in the queue
 
-    def take(self, now: int, parcel: LogBatch) -> None:
+    def enqueue(self, now: int, queued: QueuedChange) -> None:
         if not self.queue:
-            self.since = now
-        self.queue.append(parcel)
-        self.waits += parcel.size
-        self.taken += parcel.size
+            self.waiting_since = now
+        self.queue.append(queued)
+        self.queued_bytes += queued.size
+        self.total_bytes += queued.size
 
     def acknowledge(self, now: int, seq: int) -> bool:
         """It has all changes up to ``seq``. True if that is news."""
         if seq <= self.acked:
             return False
         self.acked = seq
-        self.since = now
+        self.waiting_since = now
         while self.queue and self.queue[0].change.seq <= seq:
-            self.waits -= self.queue.popleft().size
-        while self.flying and self.flying[0] <= seq:
-            self.flying.popleft()
-        self.sent = max(self.sent, seq)
+            self.queued_bytes -= self.queue.popleft().size
+        while self.in_flight and self.in_flight[0] <= seq:
+            self.in_flight.popleft()
+        self.last_sent = max(self.last_sent, seq)
         return True
 
 
-class LogTooLong(Protocol):
+class FillProgress(Protocol):
     """A server that is being filled."""
 
     link: BackupLink
 
     @property
-    def ahead(self) -> int:
+    def queued_bytes(self) -> int:
         """Bytes of changes that it queues until its image is complete."""
 
 
@@ -136,13 +136,13 @@ class ReplicationLog:
     def __init__(self, table: int, incarnation: int, timing: TimingSettings = DEFAULT) -> None:
         self.table, self.incarnation, self.timing = table, incarnation, timing
         self.seq = 0  # of the last change
-        self.applied = 0  # the last that is made here
+        self.applied = 0  # the last that is applied here
         self.links: dict[str, BackupLink] = {}
-        self.entries: deque[LogEntry] = deque()  # not made here yet, in order
+        self.entries: deque[LogEntry] = deque()  # not applied here yet, in order
         self.view = 0  # by which we are primary
-        self.fillings: list[LogTooLong] = []  # those who are being filled
+        self.backfills: list[FillProgress] = []  # one per server that is being filled
         # By promoted segment: the last change before it was opened.
-        self._opened: dict[int, int] = {}
+        self._opened_at: dict[int, int] = {}
         self._pending: dict[tuple[int, int], Mask] = {}
         self._ticked = 0  # the last tick
 
@@ -154,24 +154,24 @@ class ReplicationLog:
         entry.change = msgspec.structs.replace(entry.change, seq=self.seq)
         self.entries.append(entry)
         if entry.change.kind == "push":
-            self._pend(entry)
+            self._add_pending(entry)
         effects: list[Effect] = []
         for link in self.links.values():
-            given = entry.given
-            if given is not None and len(link.covers) < len(numbers):
+            rows = entry.rows
+            if rows is not None and len(link.covers) < len(numbers):
                 covers = set(link.covers)
-                given = cut(given, own, [number in covers for number in numbers])
-            link.take(now, LogBatch(entry.change, given, link.covers))
+                rows = restrict_rows(rows, own, [number in covers for number in numbers])
+            link.enqueue(now, QueuedChange(entry.change, rows, link.covers))
             effects += self.send(now, link)
         return effects
 
-    def ready(self) -> LogEntry | None:
+    def pop_ready(self) -> LogEntry | None:
         """Take the next change that is on all replicas out of the log."""
         if not self.entries or self.entries[0].change.seq > self.committed:
             return None
         return self.entries.popleft()
 
-    def made(self, entry: LogEntry) -> None:
+    def mark_applied(self, entry: LogEntry) -> None:
         """This change is applied here."""
         self.applied = entry.change.seq
         if entry.change.kind == "push" and entry.segments.any():
@@ -180,30 +180,30 @@ class ReplicationLog:
             if left.any():
                 self._pending[key] = left
 
-    def opened(self, segments: Sequence[int]) -> None:
+    def mark_opened(self, segments: Sequence[int]) -> None:
         """These segments are served from here on, also if earlier changes are not applied yet."""
-        self._opened.update(dict.fromkeys(segments, self.seq))
+        self._opened_at.update(dict.fromkeys(segments, self.seq))
 
-    def reached(self, segment: int) -> int:
+    def last_change_of(self, segment: int) -> int:
         """The last change of the log that this segment has.
 
         A segment that became ours has what any survivor had. Older changes of our log that still
         wait are for other segments, or already in it from when it was ours before: they must not
         reach it again.
         """
-        return max(self.applied, self._opened.get(segment, 0))
+        return max(self.applied, self._opened_at.get(segment, 0))
 
     def pending(self, stream: int, number: int) -> Mask | None:
         """The segments in which this push waits to be counted."""
         return self._pending.get((stream, number))
 
-    def comings(self) -> list[m.ReplicatedChange]:
+    def pending_spells(self) -> list[m.ReplicatedChange]:
         """The enter and park changes that are not applied yet, each once, to be repeated."""
         changes = (entry.change for entry in self.entries if entry.change.kind in ("enter", "park"))
         found = {(one.kind, one.incarnation, one.spell): one for one in changes}
         return [msgspec.structs.replace(one, seq=0) for one in found.values()]
 
-    def coming(self, kind: str, incarnation: int, spell: int) -> LogEntry | None:
+    def find_pending(self, kind: str, incarnation: int, spell: int) -> LogEntry | None:
         """The entry, not applied yet, that makes this worker's change known to all segments."""
         for entry in self.entries:
             one = entry.change
@@ -215,7 +215,7 @@ class ReplicationLog:
         """Whether an enter of this worker, of any spell, is waiting."""
         return any(one.change.kind == "enter" and one.change.incarnation == incarnation for one in self.entries)
 
-    def moved(self, places: Sequence[int], count: int, ranges: Sequence[KeyRange]) -> None:
+    def remap_segments(self, places: Sequence[int], count: int, ranges: Sequence[KeyRange]) -> None:
         """The primary has other segments: its n-th is now the places[n]-th of ``count`` (-1: gone).
 
         Callers must ask again. Rows given by a range meant the old segments, so they are listed
@@ -228,31 +228,32 @@ class ReplicationLog:
             segments = np.zeros(count, np.bool_)
             kept = [place for place, on in zip(places, entry.segments, strict=True) if on and place >= 0]
             segments[kept] = True
-            if entry.given is not None and (isinstance(entry.given.keys, KeyRange) or not all(ours)):
-                entry.given = cut(entry.given, ranges, ours, listed=True)
-            entry.segments, entry.asker, entry.later = segments, None, None
+            if entry.rows is not None and (isinstance(entry.rows.keys, KeyRange) or not all(ours)):
+                entry.rows = restrict_rows(entry.rows, ranges, ours, listed=True)
+            entry.segments, entry.request, entry.on_applied = segments, None, None
             if entry.change.kind == "push":
-                self._pend(entry)
+                self._add_pending(entry)
 
-    def renumber(self, now: int, to: Into, numbers: Sequence[int]) -> None:
+    def renumber(self, now: int, split: SplitMap, numbers: Sequence[int]) -> None:
         """The table was split; ``numbers`` are our old segments. Callers must ask again."""
         self._pending.clear()
-        self._opened = {new: seq for number, seq in self._opened.items() for new in to[number]}
-        parts = [len(to[number]) for number in numbers]
+        self._opened_at = {new: seq for number, seq in self._opened_at.items() for new in split[number]}
+        parts = [len(split[number]) for number in numbers]
         for entry in self.entries:
-            entry.segments, entry.change = np.repeat(entry.segments, parts), renamed(entry.change, to)
-            entry.asker, entry.later = None, None
+            entry.segments, entry.change = np.repeat(entry.segments, parts), renumbered(entry.change, split)
+            entry.request, entry.on_applied = None, None
             if entry.change.kind == "push":
-                self._pend(entry)
+                self._add_pending(entry)
         for link in self.links.values():
-            link.covers = tuple(those(link.covers, to))
-            for parcel in link.queue:
-                parcel.change, parcel.covers = renamed(parcel.change, to), tuple(those(parcel.covers, to))
+            link.covers = tuple(new_numbers(link.covers, split))
+            for queued in link.queue:
+                queued.change = renumbered(queued.change, split)
+                queued.covers = tuple(new_numbers(queued.covers, split))
             # In flight with the old numbers: will be refused.
-            link.sent, link.again = link.acked, now
-            link.flying.clear()
+            link.last_sent, link.resend_at = link.acked, now
+            link.in_flight.clear()
 
-    def emptied(self) -> None:
+    def clear(self) -> None:
         """The primary has no segments left: other servers count what waits here."""
         self.entries.clear()
         self._pending.clear()
@@ -263,17 +264,17 @@ class ReplicationLog:
         covers = set(left)
         link.covers = tuple(segment for segment in link.covers if segment in covers)
         cuts = False
-        for parcel in link.queue:
-            ours = [segment in covers for segment in parcel.covers]
+        for queued in link.queue:
+            ours = [segment in covers for segment in queued.covers]
             if all(ours):
                 continue
             cuts = True
-            if parcel.given is not None:
-                parcel.given = cut(parcel.given, [ranges(segment) for segment in parcel.covers], ours)
-            parcel.covers = tuple(segment for segment in parcel.covers if segment in covers)
+            if queued.rows is not None:
+                queued.rows = restrict_rows(queued.rows, [ranges(segment) for segment in queued.covers], ours)
+            queued.covers = tuple(segment for segment in queued.covers if segment in covers)
         if cuts:  # what is in flight may be refused: send it again
-            link.sent, link.again = link.acked, now
-            link.flying.clear()
+            link.last_sent, link.resend_at = link.acked, now
+            link.in_flight.clear()
 
     @property
     def committed(self) -> int:
@@ -284,9 +285,10 @@ class ReplicationLog:
     def is_full(self) -> bool:
         """Whether a backup is so far behind that no push is taken until it catches up."""
         most = limits.COPIES_HELD
-        return any(link.waits > most for link in self.links.values()) or any(one.ahead > most for one in self.fillings)
+        queues = [link.queued_bytes for link in self.links.values()] + [one.queued_bytes for one in self.backfills]
+        return max(queues, default=0) > most
 
-    def _pend(self, entry: LogEntry) -> None:
+    def _add_pending(self, entry: LogEntry) -> None:
         if not entry.segments.any():  # its segments are no longer ours
             return
         key = entry.change.stream, entry.change.number
@@ -295,66 +297,68 @@ class ReplicationLog:
 
     # ------------------------------------------------------------ links
 
-    def follow(self, now: int, name: str, incarnation: int, segments: Sequence[int], required: bool) -> BackupLink:
-        """From the next change on this server gets changes to these segments too."""
+    def add_link(self, now: int, name: str, incarnation: int, segments: Sequence[int], required: bool) -> BackupLink:
+        """Send this server changes to these segments too, from the next change on."""
         link = self.links.get(name)
         if link is None or link.incarnation != incarnation:
-            link = BackupLink(name, incarnation, self.seq, (), required, acked=self.seq, sent=self.seq, since=now)
+            link = BackupLink(
+                name, incarnation, self.seq, (), required, acked=self.seq, last_sent=self.seq, waiting_since=now
+            )
             self.links[name] = link
         link.covers = tuple(sorted({*link.covers, *segments}))
         link.required = link.required or required
         return link
 
     def send(self, now: int, link: BackupLink) -> list[Effect]:
-        """What is not under way yet, as far as there is room."""
+        """Send queued changes, as far as there is room in flight."""
         effects: list[Effect] = []
-        while len(link.flying) < limits.COPIES_FLYING:
-            parcels = self._next(link)
-            if not parcels:
+        while len(link.in_flight) < limits.COPIES_FLYING:
+            batch = self._next_changes(link)
+            if not batch:
                 break
-            link.sent = parcels[-1].change.seq
-            link.flying.append(link.sent)
-            link.again = now + self.timing.copy_resend
-            effects.append(self._message(link, parcels))
+            link.last_sent = batch[-1].change.seq
+            link.in_flight.append(link.last_sent)
+            link.resend_at = now + self.timing.copy_resend
+            effects.append(self._message(link, batch))
         return effects
 
-    def _next(self, link: BackupLink) -> list[LogBatch]:
+    def _next_changes(self, link: BackupLink) -> list[QueuedChange]:
         """The changes of the next message: for the same segments, not too many bytes."""
-        found: list[LogBatch] = []
+        found: list[QueuedChange] = []
         size = 0
-        for parcel in link.queue:
-            if parcel.change.seq <= link.sent:
+        for queued in link.queue:
+            if queued.change.seq <= link.last_sent:
                 continue
-            size += 0 if parcel.given is None else parcel.given.values.nbytes * 3
-            if found and (parcel.covers != found[0].covers or size > limits.COPY_BYTES or len(found) >= 1_024):
+            size += 0 if queued.rows is None else queued.rows.values.nbytes * 3
+            if found and (queued.covers != found[0].covers or size > limits.COPY_BYTES or len(found) >= 1_024):
                 break
-            found.append(parcel)
+            found.append(queued)
         return found
 
-    def _message(self, link: BackupLink, parcels: list[LogBatch]) -> Effect:
-        changes, arrays = packed([(parcel.change, parcel.given) for parcel in parcels])
-        covers = list(parcels[0].covers)
+    def _message(self, link: BackupLink, batch: list[QueuedChange]) -> Effect:
+        changes, arrays = packed([(queued.change, queued.rows) for queued in batch])
+        covers = list(batch[0].covers)
         append = m.Append(
             self.table, self.view, self.incarnation, link.incarnation, covers, link.base, self.committed, changes
         )
         return Send(link.name, append, arrays)
 
     def tick(self, now: int) -> tuple[list[Effect], list[BackupLink]]:
-        """What must be sent again, and the links that were silent for too long."""
+        """Resends, and the links that were silent for too long."""
         effects: list[Effect] = []
         silent: list[BackupLink] = []
         gap, self._ticked = now - self._ticked, now
         slept = gap if gap > self.timing.suspect else 0  # this process slept: no silence of others
         for link in self.links.values():
-            link.since = min(now, link.since + slept)
+            link.waiting_since = min(now, link.waiting_since + slept)
             if not link.queue:
                 continue
-            if now >= link.again:
-                link.sent = link.acked
-                link.flying.clear()
+            if now >= link.resend_at:
+                link.last_sent = link.acked
+                link.in_flight.clear()
                 effects += self.send(now, link)
-            if now - link.since >= self.timing.shrink:
-                link.since = now - self.timing.shrink + self.timing.notice
+            if now - link.waiting_since >= self.timing.shrink:
+                link.waiting_since = now - self.timing.shrink + self.timing.notice
                 silent.append(link)
         return effects, silent
 
@@ -362,16 +366,16 @@ class ReplicationLog:
         late = [
             link.name
             for link in self.links.values()
-            if (link.required and link.acked < self.seq) or link.waits > limits.COPIES_HELD
-        ] or [one.link.name for one in self.fillings if one.ahead > limits.COPIES_HELD]
+            if (link.required and link.acked < self.seq) or link.queued_bytes > limits.COPIES_HELD
+        ] or [one.link.name for one in self.backfills if one.queued_bytes > limits.COPIES_HELD]
         return f"the copies on {', '.join(late)}" if late else "its turn"
 
 
-def size_of(given: KeyValues | None) -> int:
+def size_of(rows: KeyValues | None) -> int:
     """Bytes that a change with these rows takes while it waits."""
-    if given is None:
+    if rows is None:
         return _CHANGE
-    return _CHANGE + given.values.nbytes + (0 if isinstance(given.keys, KeyRange) else given.keys.nbytes)
+    return _CHANGE + rows.values.nbytes + (0 if isinstance(rows.keys, KeyRange) else rows.keys.nbytes)
 
 
 def packed(changes: Sequence[tuple[m.ReplicatedChange, KeyValues | None]]) -> tuple[list[m.ReplicatedChange], m.Arrays]:
@@ -425,7 +429,9 @@ def unpacked(
     return found if key == len(keys) and value == len(values) else None
 
 
-def cut(given: KeyValues, covers: Sequence[KeyRange], wanted: Sequence[bool], listed: bool = False) -> KeyValues | None:
+def restrict_rows(
+    given: KeyValues, covers: Sequence[KeyRange], wanted: Sequence[bool], listed: bool = False
+) -> KeyValues | None:
     """The rows that fall into the wanted ones of these segments; None if there are none.
 
     A range's rows are those of all covered segments, in order. What is left keeps the range, or,

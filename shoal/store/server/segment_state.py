@@ -5,8 +5,8 @@ is kept as small arrays with one entry per segment. A segment leaves and enters 
 ``SegmentImage``. When the set of segments changes, a new object takes over the same rows; only the
 books are copied.
 
-``RequestCheck`` holds requests against the segments: which of them a message covers, its keys and
-values. What cannot be is refused as a whole, as ``BadKeys``, ``BadValues`` or ``Invalid``, before
+``RequestCheck`` checks requests against the segments: which of them a message covers, its keys and
+values. A bad request is refused as a whole, as ``BadKeys``, ``BadValues`` or ``Invalid``, before
 anything changes.
 """
 
@@ -25,7 +25,7 @@ from shoal.store.client.filtering import checked_chain, opened_request
 from shoal.store.server.clock import Clocks
 from shoal.store.server.ledger import Ledger, Mask, Numbers
 from shoal.store.server.vector_clock import GONE, RangeClocks, VectorClock
-from shoal.store.table.table import Ground, SegmentImage, ServerTable
+from shoal.store.table.table import RowStorage, SegmentImage, ServerTable
 from shoal.tables import Sparse, Step, Wire
 from shoal.tables import Table as Spec
 from shoal.wire import messages as m
@@ -38,15 +38,15 @@ _IN_A_ROW = 8  # contiguous elements that cost as much as one random access
 class RequestCheck:
     """The segments of one table that one server holds, in key order, and their rows."""
 
-    def __init__(self, spec: Spec, held: Sequence[tuple[int, KeyRange]], ground: Ground | None = None) -> None:
+    def __init__(self, spec: Spec, segments: Sequence[tuple[int, KeyRange]], storage: RowStorage | None = None) -> None:
         self.spec = spec
-        self.numbers = [segment for segment, _ in held]
-        self.place = {segment: at for at, segment in enumerate(self.numbers)}
+        self.numbers = [segment for segment, _ in segments]
+        self.position = {segment: at for at, segment in enumerate(self.numbers)}
         self.ids: Numbers = np.array(self.numbers, np.int64)
-        self.ranges = [keys for _, keys in held]
-        self.table = ServerTable(spec, self.ranges, ground)
+        self.ranges = [keys for _, keys in segments]
+        self.table = ServerTable(spec, self.ranges, storage)
         self.chain = checked_chain(spec, warm=True)
-        self.whole: Mask = np.ones(len(held), np.bool_)
+        self.all_mask: Mask = np.ones(len(segments), np.bool_)
         self._starts: Keys = np.array([keys.start for keys in self.ranges], np.uint64)
         self._stops: Keys = np.array([keys.stop for keys in self.ranges], np.uint64)
         self._ends = int(self._starts[0]), int(self._stops[-1])
@@ -58,27 +58,27 @@ class RequestCheck:
         """The segments of these that are here."""
         found = np.zeros(len(self.ids), np.bool_)
         for segment in segments:
-            if (at := self.place.get(segment)) is not None:
+            if (at := self.position.get(segment)) is not None:
                 found[at] = True
-        return self.whole if found.all() else found
+        return self.all_mask if found.all() else found
 
     def touched(self, keys: Keys) -> Mask:
         found: Mask = np.searchsorted(keys, self._starts) < np.searchsorted(keys, self._stops)
         return found
 
-    def named(self, mask: Mask) -> list[int]:
+    def numbers_in(self, mask: Mask) -> list[int]:
         """The numbers of these segments; empty if they are all."""
-        return [] if mask is self.whole or mask.all() else self.ids[mask].tolist()
+        return [] if mask is self.all_mask or mask.all() else self.ids[mask].tolist()
 
     def covered(self, first: int, last: int) -> Mask:
         if first <= 0 and last >= m.EVERYWHERE:
-            return self.whole
+            return self.all_mask
         covered: Mask = (self.ids >= first) & (self.ids < last)
         if not covered.any():
             raise BadKeys("no key of the segments that this message covers is held here: refresh the placement")
         return covered
 
-    def given(self, push: m.Push, arrays: m.Arrays, covered: Mask) -> KeyValues | None:
+    def key_values(self, push: m.Push, arrays: m.Arrays, covered: Mask) -> KeyValues | None:
         """The keys and values of a push; None if it has none."""
         if push.count == 0 and push.start < 0 and (push.ahead > 0 or not any(len(array) for array in arrays)):
             return None
@@ -94,42 +94,42 @@ class RequestCheck:
             raise BadValues(reason)
         return KeyValues(keys, values)
 
-    def opened(self, ask: m.Push | m.Pull, arrays: m.Arrays) -> m.Arrays:
-        """The arrays of a message before filters."""
-        if ask.filtered:
-            self._check_size(ask.count, self.spec.push_width if isinstance(ask, m.Push) else None)
-            self._check_size(ask.ahead if isinstance(ask, m.Push) else 0)
-        return opened_request(self.chain, ask, arrays, self.spec.push_width)
+    def unfiltered(self, message: m.Push | m.Pull, arrays: m.Arrays) -> m.Arrays:
+        """The arrays of a message as they were before filters."""
+        if message.filtered:
+            self._check_size(message.count, self.spec.push_width if isinstance(message, m.Push) else None)
+            self._check_size(message.ahead if isinstance(message, m.Push) else 0)
+        return opened_request(self.chain, message, arrays, self.spec.push_width)
 
-    def ahead(self, push: m.Push, arrays: m.Arrays, covered: Mask) -> Keys:
+    def keys_ahead(self, push: m.Push, arrays: m.Arrays, covered: Mask) -> Keys:
         """The other keys whose rows a push asks for."""
         if push.ahead == 0:
             return np.empty(0, np.uint64)
         if len(arrays) != 3 or not push.pull or len(arrays[0]) != push.ahead:
             raise BadKeys(f"{push.ahead} more keys were announced to be pulled, and did not come")
-        return self._listed(arrays[0], covered)
+        return self._checked_list(arrays[0], covered)
 
-    def keys(self, ask: m.Push | m.Pull, listed: m.Array | None, covered: Mask) -> Keys | KeyRange:
+    def keys(self, message: m.Push | m.Pull, listed: m.Array | None, covered: Mask) -> Keys | KeyRange:
         """The keys of a message, inside the segments it covers; of a range, the part that is."""
-        if ask.start >= 0:
+        if message.start >= 0:
             low, high = self._bounds(covered)
-            keys = KeyRange(ask.start, ask.stop)
+            keys = KeyRange(message.start, message.stop)
             if keys.start < low or keys.stop > high:
                 keys = KeyRange(min(max(keys.start, low), high), max(low, min(keys.stop, high)))
             if not isinstance(self.spec, Sparse):  # a sparse range is answered in pieces
                 self._check_size(self.table.cost(keys) // self.spec.width)
             return keys
         found: Keys = np.empty(0, np.uint64) if listed is None else listed
-        if len(found) != ask.count:
-            raise BadKeys(f"{len(found)} keys came, the header says {ask.count}")
-        return self._listed(found, covered)
+        if len(found) != message.count:
+            raise BadKeys(f"{len(found)} keys came, the header says {message.count}")
+        return self._checked_list(found, covered)
 
     def _bounds(self, covered: Mask) -> tuple[int, int]:
-        if covered is self.whole:
+        if covered is self.all_mask:
             return self._ends
         return int(self._starts[covered][0]), int(self._stops[covered][-1])
 
-    def _listed(self, found: Keys, covered: Mask) -> Keys:
+    def _checked_list(self, found: Keys, covered: Mask) -> Keys:
         low, high = self._bounds(covered)
         self._check_size(len(found))
         reason = self.table.check_keys(found)
@@ -152,13 +152,13 @@ class RequestCheck:
             raise Invalid("the steps of this table follow from its slots: a push names no other")
         return apply.step_of((push.stream, push.number)), push.number % apply.slots
 
-    def only(self, given: KeyValues | None, wanted: Mask, covered: Mask) -> KeyValues | None:
+    def restrict(self, rows: KeyValues | None, wanted: Mask, covered: Mask) -> KeyValues | None:
         """The rows of ``given`` that fall into the wanted segments."""
-        if given is None or wanted is covered or wanted[covered].all():
-            return given
-        keys = self.table.held(given.keys) if isinstance(given.keys, KeyRange) else given.keys
+        if rows is None or wanted is covered or wanted[covered].all():
+            return rows
+        keys = self.table.keys_held(rows.keys) if isinstance(rows.keys, KeyRange) else rows.keys
         inside = wanted[np.searchsorted(self._starts, keys, side="right") - 1]
-        return KeyValues(keys[inside], np.ascontiguousarray(given.values[inside])) if inside.any() else None
+        return KeyValues(keys[inside], np.ascontiguousarray(rows.values[inside])) if inside.any() else None
 
     def work(self, keys: Keys | KeyRange) -> int:
         """The cost of a push or pull of these keys, in random accesses."""
@@ -189,14 +189,14 @@ def _most_rows(width: int) -> int:
     return max(1, limits.FRAME_BYTES // max(8, 4 * width))
 
 
-def ends_sweep(apply: Step, version: Numbers) -> Mask:
+def is_sweep_version(apply: Step, version: Numbers) -> Mask:
     """The segments that evict rows at these versions: ends of passes, and powers of two."""
     due: Mask = (version & (version - 1)) == 0
     per_pass = apply.steps_per_pass()
     return due if per_pass is None else due | (version % per_pass == 0)
 
 
-def swept_by(spec: Spec, kind: str, version: Numbers, segments: Mask) -> Mask | None:
+def segments_to_sweep(spec: Spec, kind: str, version: Numbers, segments: Mask) -> Mask | None:
     """The segments in which this change evicts zero rows; ``version`` is the one before it.
 
     This depends on the change alone, so all replicas do the same. A step table sweeps with the
@@ -209,73 +209,73 @@ def swept_by(spec: Spec, kind: str, version: Numbers, segments: Mask) -> Mask | 
         return segments
     if kind != "step" or not isinstance(spec.apply, Step):
         return None
-    due: Mask = segments & ends_sweep(spec.apply, version + 1)
+    due: Mask = segments & is_sweep_version(spec.apply, version + 1)
     return due if due.any() else None
 
 
-STEPS = GONE  # a step is nobody's own push
+STEPS = GONE  # a step is no single worker's push
 
 
 class SegmentState:
-    """Segments that are together because one server is, or follows, the primary of all of them."""
+    """Segments that have the same primary, on that server or on a backup."""
 
     def __init__(
-        self, number: int, spec: Spec, held: Sequence[tuple[int, KeyRange]], ground: Ground | None = None
+        self, number: int, spec: Spec, segments: Sequence[tuple[int, KeyRange]], storage: RowStorage | None = None
     ) -> None:
         self.number, self.spec = number, spec
-        self.extent = RequestCheck(spec, held, ground)
-        self.table = self.extent.table
-        self.version: Numbers = np.zeros(len(held), np.int64)
-        self.ledger = Ledger(len(held))
-        self.clocks = Clocks(len(held), spec.max_delay)
+        self.check = RequestCheck(spec, segments, storage)
+        self.table = self.check.table
+        self.version: Numbers = np.zeros(len(segments), np.int64)
+        self.ledger = Ledger(len(segments))
+        self.clocks = Clocks(len(segments), spec.max_delay)
         self.evicted = 0  # rows evicted since the last report
-        self.events = RangeClocks(spec.span)  # vector clocks: shown, they decide nothing
+        self.vector_clocks = RangeClocks(spec.span)  # vector clocks: shown, they decide nothing
 
     def load(self, images: Sequence[SegmentImage]) -> None:
-        """Take over these images, one for each segment, in order; for a new object."""
-        self.place(images)
-        self.enter([image.books for image in images])
+        """Load these images, one for each segment, in order; for a new object."""
+        self.load_rows(images)
+        self.load_books([image.books for image in images])
 
-    def place(self, images: Sequence[SegmentImage]) -> None:
-        """Take the rows of some segments, which have none here."""
+    def load_rows(self, images: Sequence[SegmentImage]) -> None:
+        """Load the rows of some segments, which have none here."""
         for image in images:
-            self.table.load(self.extent.place[image.segment], image.rows, image.names)
+            self.table.load(self.check.position[image.segment], image.rows, image.names)
 
-    def enter(self, books: Sequence[m.SegmentBooks]) -> None:
-        """Take the books of the segments, in order; for a new object."""
+    def load_books(self, books: Sequence[m.SegmentBooks]) -> None:
+        """Load the books of the segments, in order; for a new object."""
         self.version[:] = [one.version for one in books]
         self.ledger = Ledger.of([one.ledger for one in books])
         self.clocks = Clocks.of([one.clocks for one in books], self.spec.max_delay)
         for one in books:
             for start, stop, counts in one.events:
-                self.events.write(KeyRange(start, stop), VectorClock(dict(counts)))
+                self.vector_clocks.write(KeyRange(start, stop), VectorClock(dict(counts)))
 
     @property
-    def ground(self) -> Ground:
-        return self.table.part
+    def storage(self) -> RowStorage:
+        return self.table.storage
 
     @property
     def segments(self) -> list[int]:
-        return self.extent.numbers
+        return self.check.numbers
 
     def books(self, segment: int) -> m.SegmentBooks:
-        at = self.extent.place[segment]
-        events = self.happened(self.extent.ranges[at])
-        return m.SegmentBooks(int(self.version[at]), self.ledger.counted(at), self.clocks.clocked(at), events)
+        at = self.check.position[segment]
+        events = self.encoded_clocks(self.check.ranges[at])
+        return m.SegmentBooks(int(self.version[at]), self.ledger.counted(at), self.clocks.encoded(at), events)
 
-    def happened(self, keys: KeyRange) -> Events:
-        """The vector clocks of these keys, as they travel: bounded, to fit one header."""
-        most = max(1, CLOCKS_TOLD // (len(self.extent) * (1 + len(self.events.nodes()))))
-        return [(part.start, part.stop, dict(clock.counts)) for part, clock in self.events.read(keys, most)]
+    def encoded_clocks(self, keys: KeyRange) -> Events:
+        """The vector clocks of these keys as messages carry them: bounded, to fit one header."""
+        most = max(1, CLOCKS_TOLD // (len(self.check) * (1 + len(self.vector_clocks.nodes()))))
+        return [(part.start, part.stop, dict(clock.counts)) for part, clock in self.vector_clocks.read(keys, most)]
 
     def image(self, segment: int, copy: bool = True) -> SegmentImage:
         """One segment as it is now: copied, or, if it is read before anything changes, in place."""
-        at = self.extent.place[segment]
+        at = self.check.position[segment]
         rows, names = self.table.image(at, copy)
-        return SegmentImage(segment, self.extent.ranges[at], self.books(segment), rows, names)
+        return SegmentImage(segment, self.check.ranges[at], self.books(segment), rows, names)
 
     def digest(self, segment: int) -> str:
-        """A hash of a segment: equal on all replicas once nothing is under way."""
+        """A hash of a segment: equal on all replicas once no change is in flight."""
         image = self.image(segment, copy=False)
         seen = hashlib.blake2b(digest_size=8)
         seen.update(image.rows.tobytes())
@@ -287,51 +287,51 @@ class SegmentState:
         seen.update(repr((books.version, ledger, clocks)).encode())
         return seen.hexdigest()
 
-    def live(self, workers: dict[int, str], clients: dict[int, str]) -> bool:
-        """Take the live incarnations from a new view. True if a worker had departed."""
+    def drop_departed(self, workers: dict[int, str], clients: dict[int, str]) -> bool:
+        """Drop what belongs to nodes that left, by a new view. True if a worker left."""
         for stream in self.ledger.streams():
             if stream < 0 and -stream not in clients:
                 self.ledger.drop(stream)
-        for node in self.events.nodes():
+        for node in self.vector_clocks.nodes():
             if node not in clients:
-                self.events.retire(node)
-        return self.clocks.live(workers)
+                self.vector_clocks.retire(node)
+        return self.clocks.drop_departed(workers)
 
-    def work(self, change: m.ReplicatedChange, given: KeyValues | None, segments: Mask) -> int:
+    def work(self, change: m.ReplicatedChange, rows: KeyValues | None, segments: Mask) -> int:
         """The cost of a change, in elements; 0: it writes and evicts no rows."""
-        pushed = 0 if given is None or not len(given.values) else max(1, self.extent.work(given.keys))
-        return pushed if self._swept(change, segments) is None else pushed + self.table.rows
+        pushed = 0 if rows is None or not len(rows.values) else max(1, self.check.work(rows.keys))
+        return pushed if self._segments_to_sweep(change, segments) is None else pushed + self.table.rows
 
-    def write(self, change: m.ReplicatedChange, given: KeyValues | None, segments: Mask) -> None:
-        """Apply the rows of a change; its books follow with ``note``."""
-        if given is not None and len(given.values):
-            self.table.push(given.keys, given.values)
-        if (swept := self._swept(change, segments)) is not None:
+    def write(self, change: m.ReplicatedChange, rows: KeyValues | None, segments: Mask) -> None:
+        """Apply the rows of a change; its books follow with ``record``."""
+        if rows is not None and len(rows.values):
+            self.table.push(rows.keys, rows.values)
+        if (swept := self._segments_to_sweep(change, segments)) is not None:
             self.evicted += self.table.evict(swept)
 
-    def _swept(self, change: m.ReplicatedChange, segments: Mask) -> Mask | None:
-        return swept_by(self.spec, change.kind, self.version, segments)
+    def _segments_to_sweep(self, change: m.ReplicatedChange, segments: Mask) -> Mask | None:
+        return segments_to_sweep(self.spec, change.kind, self.version, segments)
 
-    def note(
-        self, change: m.ReplicatedChange, segments: Mask, everywhere: bool = False, given: KeyValues | None = None
+    def record(
+        self, change: m.ReplicatedChange, segments: Mask, everywhere: bool = False, rows: KeyValues | None = None
     ) -> None:
-        """Enter a change, whose rows are written, into the books of these segments.
+        """Record a change, whose rows are written, in the books of these segments.
 
-        ``everywhere``: they are all. The floor of a stream, too, is raised in these alone: what
-        else is held here differs from replica to replica.
+        ``everywhere``: they are all. The floor of a stream is raised in these alone, too: replicas
+        hold different other segments.
         """
         match change.kind:
             case "push":
-                self._happens(change.incarnation, segments, everywhere, given)
+                self._tick_vector_clocks(change.incarnation, segments, everywhere, rows)
                 stream = self.ledger.stream(change.stream)
                 if change.stream < 0:
                     stream.raise_to(change.floor if everywhere else np.where(segments, change.floor, 0))
                 stream.add(change.number, segments, everywhere)
                 self._tick(change, segments, everywhere)
-                self._raise(segments, everywhere)
+                self._raise_version(segments, everywhere)
             case "step":
-                self._happens(STEPS, segments, everywhere, given)
-                self._raise(segments, everywhere)
+                self._tick_vector_clocks(STEPS, segments, everywhere, rows)
+                self._raise_version(segments, everywhere)
             case "tick":
                 self._tick(change, segments, everywhere)
             case "enter":
@@ -339,31 +339,31 @@ class SegmentState:
             case "park":
                 self.clocks.park(change.incarnation, change.spell)
 
-    def _happens(self, node: int, segments: Mask, everywhere: bool, given: KeyValues | None) -> None:
+    def _tick_vector_clocks(self, node: int, segments: Mask, everywhere: bool, rows: KeyValues | None) -> None:
         """Tick the vector clocks: of a range, its keys; of a list, the segments it falls into."""
-        if given is None or not len(given.values):
+        if rows is None or not len(rows.values):
             return
-        if isinstance(given.keys, KeyRange):
+        if isinstance(rows.keys, KeyRange):
             if everywhere:
-                self.events.tick(node, given.keys)
+                self.vector_clocks.tick(node, rows.keys)
                 return
-            low, high, touched = given.keys.start, given.keys.stop, segments
+            low, high, touched = rows.keys.start, rows.keys.stop, segments
         else:
-            low, high, touched = 0, self.spec.span, segments & self.extent.touched(given.keys)
+            low, high, touched = 0, self.spec.span, segments & self.check.touched(rows.keys)
             if everywhere and touched.all():
-                self.events.tick(node)
+                self.vector_clocks.tick(node)
                 return
-        for at in np.flatnonzero(touched).tolist():  # the others had it before, or are not in it
-            keys = self.extent.ranges[at]
+        for at in np.flatnonzero(touched).tolist():  # others had it before
+            keys = self.check.ranges[at]
             start, stop = max(keys.start, low), min(keys.stop, high)
             if start < stop:
-                self.events.tick(node, KeyRange(start, stop))
+                self.vector_clocks.tick(node, KeyRange(start, stop))
 
     def _tick(self, change: m.ReplicatedChange, segments: Mask, everywhere: bool) -> None:
         self.clocks.raise_floor(change.incarnation, change.spell, change.entered)
         self.clocks.tick(change.incarnation, change.step, segments, everywhere)
 
-    def _raise(self, segments: Mask, everywhere: bool) -> None:
+    def _raise_version(self, segments: Mask, everywhere: bool) -> None:
         if everywhere:
             self.version += 1
         else:

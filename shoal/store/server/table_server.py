@@ -1,7 +1,7 @@
 """One server's part of one table: what it is primary of and what it backs up.
 
 The view says which server is primary of a segment, which back it up, and which is being filled.
-``take`` puts a new one into effect:
+``apply_placement`` puts a new one into effect:
 
     was a backup, is primary now     level with the other survivors, then served
     is primary, has a new backup     fills it, then tells the coordinator
@@ -27,7 +27,7 @@ from shoal.store.server.backup import Backups
 from shoal.store.server.outcome import HandlerResult
 from shoal.store.server.primary import Primary
 from shoal.store.server.reconcile import Reconciler
-from shoal.store.server.replicate import ReplicationLog, into
+from shoal.store.server.replicate import ReplicationLog, split_map
 from shoal.store.server.segment_state import SegmentState
 from shoal.store.table.table import SegmentImage
 from shoal.timing import DEFAULT, TimingSettings
@@ -37,7 +37,7 @@ from shoal.wire.messages import TablePlaces
 
 
 @dataclass(frozen=True, slots=True)
-class HeldSince:
+class ServedSegments:
     """The segments that one server is primary of in one table, and since which views.
 
     A request is for all that a server held by the view of its sender. It is valid as long as the
@@ -45,20 +45,20 @@ class HeldSince:
     """
 
     starts: list[int]  # of all segments: they define the numbers
-    held: dict[int, int] = field(default_factory=dict)  # segment: since which view
+    segments: dict[int, int] = field(default_factory=dict)  # segment: since which view
     since: int = 0  # the view in which any of this last changed
 
 
-def ours(me: str, placed: TablePlaces, before: HeldSince | None) -> HeldSince:
-    """By the newest placement; views may have been missed. No ``before``: all may have changed."""
+def served_segments(me: str, placed: TablePlaces, before: ServedSegments | None) -> ServedSegments:
+    """What ``me`` is primary of by this placement; ``before`` may be some views older, or None."""
     places = placed.places
-    held = {segment: place.since for segment, place in enumerate(places) if place.servers[:1] == [me]}
+    segments = {segment: place.since for segment, place in enumerate(places) if place.servers[:1] == [me]}
     if before is None or before.starts != placed.starts:
         changed, since = list(range(len(places))), 0
     else:
-        changed = [n for n in range(len(places)) if held.get(n) != before.held.get(n)]
+        changed = [n for n in range(len(places)) if segments.get(n) != before.segments.get(n)]
         since = before.since
-    return HeldSince(placed.starts, held, max((places[segment].since for segment in changed), default=since))
+    return ServedSegments(placed.starts, segments, max((places[segment].since for segment in changed), default=since))
 
 
 Loader = Callable[[m.TablePlaces, Sequence[int]], list[SegmentImage]]
@@ -74,19 +74,19 @@ class TableServer:
         incarnation: int,
         placed: m.TablePlaces,
         inline: int,
-        pace: RateLimit | None = None,
+        rate_limit: RateLimit | None = None,
         timing: TimingSettings = DEFAULT,
     ) -> None:
         self.me, self.incarnation, self.inline = me, incarnation, inline
         self.log = ReplicationLog(placed.number, incarnation, timing)
         self.backups = Backups(me, incarnation, placed, inline)
         self.counts = self.backups.counts
-        self.reconciler = Reconciler(self.backups, self.log, self._open)
-        self._pace = pace or RateLimit()
+        self.reconciler = Reconciler(self.backups, self.log, self._serve_promoted)
+        self._rate_limit = rate_limit or RateLimit()
         self.primary: Primary | None = None
         # Workers and all members, by the last view.
-        self._present: tuple[dict[int, str], dict[int, str]] | None = None
-        self._fillings: dict[str, Backfill] = {}
+        self._members: tuple[dict[int, str], dict[int, str]] | None = None
+        self._backfills: dict[str, Backfill] = {}
         self._linked = False  # links were set up once
 
     @property
@@ -104,66 +104,60 @@ class TableServer:
         """A new table, or one from a checkpoint: every server makes its segments by itself."""
         self.backups.members = members
         by_primary: dict[str, list[int]] = {}
+        number, spec = self.placed.number, self.placed.spec
         for segment, place in enumerate(self.placed.places):
             if self.me in place.servers:
                 by_primary.setdefault(place.servers[0], []).append(segment)
         for primary, segments in by_primary.items():
+            storage = self.backups.new_storage(segments)
             if primary == self.me:
-                ground = self.backups.new_ground(segments)
-                self.primary = Primary(
-                    self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground
-                )
+                self.primary = Primary(number, spec, self._with_ranges(segments), self.inline, self.log, storage)
                 if load is not None:
                     self.primary.load(load(self.placed, segments))
             else:
-                follow = self.backups.following(primary)
-                part = SegmentState(
-                    self.placed.number, self.placed.spec, self._held(segments), self.backups.new_ground(segments)
-                )
+                backup = self.backups.backup_for(primary)
+                state = SegmentState(number, spec, self._with_ranges(segments), storage)
                 if load is not None:
-                    part.load(load(self.placed, segments))
-                follow.begin(part)
+                    state.load(load(self.placed, segments))
+                backup.begin(state)
         for name in members:
-            segments = self._of_mine(lambda place, name=name: name in place.servers[1:])  # type: ignore[misc]
+            segments = self._my_segments(lambda place, name=name: name in place.servers[1:])  # type: ignore[misc]
             if segments:
-                self.log.follow(0, name, members[name], segments, required=True)
+                self.log.add_link(0, name, members[name], segments, required=True)
 
-    def _held(self, segments: Iterable[int]) -> list[tuple[int, KeyRange]]:
+    def _with_ranges(self, segments: Iterable[int]) -> list[tuple[int, KeyRange]]:
         return [(segment, self.backups.range(segment)) for segment in segments]
 
-    def _of_mine(self, which: Callable[[m.Replicas], bool]) -> list[int]:
+    def _my_segments(self, which: Callable[[m.Replicas], bool]) -> list[int]:
         """The segments that this server is primary of and that satisfy ``which``."""
-        return [
-            segment
-            for segment, place in enumerate(self.placed.places)
-            if place.servers and place.servers[0] == self.me and which(place)
-        ]
+        places = enumerate(self.placed.places)
+        return [segment for segment, place in places if place.servers[:1] == [self.me] and which(place)]
 
     # ------------------------------------------------------------ a new view
 
-    def take(
+    def apply_placement(
         self, now: int, placed: m.TablePlaces, members: dict[str, int], view: int, timing: TimingSettings = DEFAULT
     ) -> HandlerResult:
         """Put this placement into effect."""
         old, outcome = self.placed, HandlerResult()
         self.log.view, self.log.timing = view, timing
         if old.starts != placed.starts:
-            outcome += self._cut(now, placed)
+            outcome += self._apply_split(now, placed)
         self.backups.placed, self.backups.members = placed, members
         if old.places != placed.places or not self._linked or self.opening:
-            outcome += self._hold(now, old)
-        # Last: it reads what is held by now.
+            outcome += self._apply_places(now, old)
+        # Last: it answers pulls from the segments held now.
         if old.spec != placed.spec and self.primary is not None:
             outcome += self.primary.set_delay(placed.spec)
         return outcome
 
-    def _hold(self, now: int, old: m.TablePlaces) -> HandlerResult:
-        """Hold what is ours by the newest placement."""
+    def _apply_places(self, now: int, old: m.TablePlaces) -> HandlerResult:
+        """Hold the segments that are ours by the newest placement."""
         placed, outcome = self.placed, HandlerResult()
-        self.backups.settle()
+        self.backups.install_ours()
         self.backups.drop_stale(_returned(old, placed))
         here = set() if self.primary is None else set(self.primary.segments)
-        mine = self._of_mine(lambda place: True)
+        mine = self._my_segments(lambda place: True)
         self.reconciler.promote([segment for segment in mine if segment not in here])
         if lost := [segment for segment in sorted(here) if segment not in mine]:
             outcome += self._demote(now, [segment for segment in lost if self.me in placed.places[segment].servers])
@@ -176,98 +170,99 @@ class TableServer:
         """Another replica is primary of these: back them up from now on, as they are."""
         if not segments or self.primary is None:
             return HandlerResult()
-        outcome = self.primary.advance(now, at_once=True)
-        follow = self.backups.following(self.me)
-        reached = {segment: self.log.reached(segment) for segment in segments}
+        outcome = self.primary.apply_replicated(now, at_once=True)
+        backup = self.backups.backup_for(self.me)
+        reached = {segment: self.log.last_change_of(segment) for segment in segments}
         for seq in sorted(set(reached.values())):
-            follow.adopt([self.primary.image(one, copy=False) for one, up_to in reached.items() if up_to == seq], seq)
-        follow.have = self.log.applied
-        follow.freeze(segments)
+            backup.adopt([self.primary.image(one, copy=False) for one, up_to in reached.items() if up_to == seq], seq)
+        backup.received_seq = self.log.applied
+        backup.freeze(segments)
         return outcome
 
-    def _cut(self, now: int, placed: m.TablePlaces) -> HandlerResult:
+    def _apply_split(self, now: int, placed: m.TablePlaces) -> HandlerResult:
         """Some segments were split: renumber everything, before anything else."""
-        to = into(self.placed.starts, placed.starts)
-        self.backups.renumber(to, placed)
-        self._fillings, self.log.fillings = {}, []
+        split = split_map(self.placed.starts, placed.starts)
+        self.backups.renumber(split, placed)
+        self._backfills, self.log.backfills = {}, []
         old = self.primary
-        self.log.renumber(now, to, [] if old is None else old.segments)
+        self.log.renumber(now, split, [] if old is None else old.segments)
         if old is None:
             return HandlerResult()
-        books = {new: old.books(segment) for segment in old.segments for new in to[segment]}
-        same = {to[segment][0]: segment for segment in old.segments if len(to[segment]) == 1}
-        return HandlerResult(old.refuse_waiting(self.log.view)) + self._renew(now, old, books, [], same)
+        books = {new: old.books(segment) for segment in old.segments for new in split[segment]}
+        same = {split[segment][0]: segment for segment in old.segments if len(split[segment]) == 1}
+        return HandlerResult(old.refuse_waiting(self.log.view)) + self._replace_primary(now, old, books, [], same)
 
     def _relink(self, now: int) -> HandlerResult:
         """Set up the links to backups and to servers being filled, by the view in effect."""
         for name, link in list(self.log.links.items()):
-            segments = self._of_mine(lambda place, name=name: name in place.servers[1:] or place.filling == name)  # type: ignore[misc]
+            segments = self._my_segments(lambda place, name=name: name in place.servers[1:] or place.filling == name)  # type: ignore[misc]
             if not segments or self.backups.members.get(name, 0) != link.incarnation:
                 del self.log.links[name]
             else:
                 self.log.narrow(now, link, segments, self.backups.range)
-        self._fillings, self._linked = self._filled(now), True
-        self.log.fillings = list(self._fillings.values())
+        self._backfills, self._linked = self._current_backfills(now), True
+        self.log.backfills = list(self._backfills.values())
         for name, link in self.log.links.items():
-            link.required = bool(self._of_mine(lambda place, name=name: name in place.servers[1:]))  # type: ignore[misc]
-            if (filling := self._fillings.get(name)) is not None:
-                filling.require()  # it may be a member already by a newer view
+            link.required = bool(self._my_segments(lambda place, name=name: name in place.servers[1:]))  # type: ignore[misc]
+            if (backfill := self._backfills.get(name)) is not None:
+                backfill.require()  # it may be a member already by a newer view
         return self._advance(now)
 
-    def _filled(self, now: int) -> dict[str, Backfill]:
+    def _current_backfills(self, now: int) -> dict[str, Backfill]:
         """The servers that are being filled with segments that are served here."""
         here = set() if self.primary is None else set(self.primary.segments)
-        places, fillings = self.placed.places, dict[str, Backfill]()
+        places, backfills = self.placed.places, dict[str, Backfill]()
         for name, incarnation in self.backups.members.items():
-            named = self._of_mine(lambda place, name=name: place.filling == name)  # type: ignore[misc]
+            named = self._my_segments(lambda place, name=name: place.filling == name)  # type: ignore[misc]
             epochs = {segment: places[segment].epoch for segment in named if segment in here}
             if not epochs:
                 continue
-            known = self._fillings.get(name)
+            known = self._backfills.get(name)
             if known is None or known.link is not self.log.links.get(name):
-                known = Backfill(self.log, self.log.follow(now, name, incarnation, (), required=False), self._pace)
-            known.want(epochs, [segment for segment in epochs if places[segment].instead])
-            fillings[name] = known
-        return fillings
+                link = self.log.add_link(now, name, incarnation, (), required=False)
+                known = Backfill(self.log, link, self._rate_limit)
+            known.set_segments(epochs, [segment for segment in epochs if places[segment].instead])
+            backfills[name] = known
+        return backfills
 
     def _advance(self, now: int) -> HandlerResult:
         """Links or acknowledgements have changed: apply and fill what is possible now."""
         if self.primary is None:
             return HandlerResult()
-        outcome = self.primary.advance(now)
-        if not outcome.works:
-            for filling in self._fillings.values():
-                outcome.effects += filling.advance(now, self.primary, limits.COORDINATOR)
+        outcome = self.primary.apply_replicated(now)
+        if not outcome.computations:
+            for backfill in self._backfills.values():
+                outcome.effects += backfill.advance(now, self.primary, limits.COORDINATOR)
         return outcome
 
     # ------------------------------------------------------------ open
 
-    def _open(self, now: int) -> HandlerResult:
+    def _serve_promoted(self, now: int) -> HandlerResult:
         """All survivors are level: serve the promoted segments from here on."""
         promoted, others = self.reconciler.finish()
         images = [
-            follow.part.image(segment, copy=False)
+            backup.state.image(segment, copy=False)
             for segment in promoted
-            if (follow := self.backups.holder(segment)) is not None and follow.part is not None
+            if (backup := self.backups.backup_with(segment)) is not None and backup.state is not None
         ]
         kept = [] if self.primary is None else self.primary.segments
-        waiting = self.log.comings()
+        waiting = self.log.pending_spells()
         outcome = self._rebuild(now, kept, images)
-        self.log.opened(promoted)
-        for follow in list(self.backups.by_primary.values()):
-            follow.drop([segment for segment in promoted if segment in follow.segments])
+        self.log.mark_opened(promoted)
+        for backup in list(self.backups.by_primary.values()):
+            backup.drop([segment for segment in promoted if segment in backup.segments])
         self.counts["promoted"] = self.counts.get("promoted", 0) + len(promoted)
         opened = m.Opened(self.incarnation, self.placed.number, self.log.view, promoted)
         outcome.effects.append(Send(limits.COORDINATOR, opened))
         for name, other in others:
-            self.log.follow(now, name, other.incarnation, other.segments, required=True)
+            self.log.add_link(now, name, other.incarnation, other.segments, required=True)
         self.backups.drop_stale()
         outcome += self._relink(now)
         if self.primary is not None:
-            # Enters and parks known to some segments are now known to all, and the backups must
-            # hear of them: a backup hears of workers only through the segments it holds. The
-            # backups of the new segments must also hear of those that still wait in the log.
-            known = {(one.kind, one.incarnation, one.spell): one for one in (*self.primary.clocks.entries(), *waiting)}
+            # Enters and parks known to some segments are now known to all. Repeat them, and those
+            # that wait in the log: a backup learns of workers only through segments it holds.
+            changes = (*self.primary.clocks.as_changes(), *waiting)
+            known = {(one.kind, one.incarnation, one.spell): one for one in changes}
             for change in known.values():
                 outcome += self.primary.repeat(now, change)
         return outcome
@@ -275,22 +270,22 @@ class TableServer:
     def _rebuild(self, now: int, kept: Sequence[int], images: Sequence[SegmentImage]) -> HandlerResult:
         """Serve another set of segments: callers must ask again by the new view."""
         old = self.primary
-        told = HandlerResult([] if old is None else old.refuse_waiting(self.log.view))
+        refusals = HandlerResult([] if old is None else old.refuse_waiting(self.log.view))
         books = {} if old is None else {segment: old.books(segment) for segment in kept}
         books |= {image.segment: image.books for image in images}
         if not books:
             if old is not None:
-                old.ground.hold(())
+                old.storage.set_segments(())
             self.primary = None
-            self.log.emptied()
-            return told
+            self.log.clear()
+            return refusals
         segments = sorted(books)
         if old is not None:
             at = {segment: i for i, segment in enumerate(segments)}
-            self.log.moved([at.get(segment, -1) for segment in old.segments], len(segments), old.extent.ranges)
-        return told + self._renew(now, old, books, images, {segment: segment for segment in kept})
+            self.log.remap_segments([at.get(segment, -1) for segment in old.segments], len(segments), old.check.ranges)
+        return refusals + self._replace_primary(now, old, books, images, {segment: segment for segment in kept})
 
-    def _renew(
+    def _replace_primary(
         self,
         now: int,
         old: Primary | None,
@@ -298,22 +293,22 @@ class TableServer:
         images: Sequence[SegmentImage],
         same: dict[int, int],
     ) -> HandlerResult:
-        """Make a primary on the same rows; ``same`` segments: number now -> number then."""
+        """Replace the primary, on the same rows; ``same`` segments: number now -> number then."""
         segments = sorted(books)
-        ground = self.backups.new_ground() if old is None else old.ground
-        new = Primary(self.placed.number, self.placed.spec, self._held(segments), self.inline, self.log, ground)
-        new.place(images)
-        new.enter([books[segment] for segment in segments])
-        if (present := self._present) is not None:  # some may have left since
-            new.present = present
-            new.live(*present)
+        storage = self.backups.new_storage() if old is None else old.storage
+        new = Primary(self.placed.number, self.placed.spec, self._with_ranges(segments), self.inline, self.log, storage)
+        new.load_rows(images)
+        new.load_books([books[segment] for segment in segments])
+        if (present := self._members) is not None:  # some may have left since
+            new.members = present
+            new.drop_departed(*present)
         if old is not None:
-            new.succeed(old, same)
+            new.take_over(old, same)
         self.primary = new
         # Nothing may be half applied when the next view comes.
-        return new.advance(now, at_once=True)
+        return new.apply_replicated(now, at_once=True)
 
-    # ------------------------------------------------------------ what other servers say
+    # ------------------------------------------------------------ messages of other servers
 
     def handle(self, now: int, sender: str, message: FromServer, arrays: m.Arrays) -> HandlerResult:
         """Take a message of another server of the replica set."""
@@ -326,84 +321,82 @@ class TableServer:
                     return HandlerResult()
                 return HandlerResult(self.log.send(now, link)) + self._advance(now)
             case m.Filled():
-                filling = self._fillings.get(sender)
-                if filling is None or message.incarnation != self.incarnation or self.primary is None:
+                backfill = self._backfills.get(sender)
+                if backfill is None or message.incarnation != self.incarnation or self.primary is None:
                     return HandlerResult()
-                filling.filled(now, message)
+                backfill.handle_filled(now, message)
                 return self._advance(now)
             case m.Levels() | m.Adopted():
-                return self.reconciler.levelled(now, sender, message, arrays)
+                return self.reconciler.handle_answer(now, sender, message, arrays)
         if message.to != self.incarnation or self.backups.members.get(sender, 0) != message.incarnation:
-            return self.backups.ignored("another life")
+            return self.backups.count_ignored("another life")
         match message:
             case m.Append():
                 if not self.backups.is_primary(sender, message.covers, message.view):
-                    return self.backups.ignored("not from the primary")
-                follow = self.backups.following(sender)
+                    return self.backups.count_ignored("not from the primary")
+                backup = self.backups.backup_for(sender)
                 places = self.placed.places
                 if any(
-                    self.me in places[segment].servers and (segment not in follow.known or follow.is_frozen(segment))
+                    self.me in places[segment].servers and (segment not in backup.known or backup.is_frozen(segment))
                     for segment in message.covers
                 ):
                     # We have it from a former primary and were never brought level. Without an
-                    # answer the sender asks to go on without us, and we are filled.
-                    return self.backups.ignored("not level with the primary")
-                return follow.append(sender, message, arrays)
+                    # answer the sender asks to drop us, and we are filled again.
+                    return self.backups.count_ignored("not level with the primary")
+                return backup.append(sender, message, arrays)
             case m.Fill():
                 place = self.placed.places[message.segment] if message.segment < len(self.placed.places) else None
                 if place is None or place.filling != self.me or place.epoch != message.epoch:
-                    return self.backups.ignored("not from the primary")
+                    return self.backups.count_ignored("not from the primary")
                 if place.servers[:1] != [sender]:
-                    return self.backups.ignored("not from the primary")
-                return self.backups.following(sender).fill(sender, message, arrays)
+                    return self.backups.count_ignored("not from the primary")
+                return self.backups.backup_for(sender).fill(sender, message, arrays)
             case m.Level():
                 return self.reconciler.answer_level(sender, message)
             case m.Adopt():
                 return self.reconciler.adopt(sender, message, arrays)
         return HandlerResult()
 
-    # ------------------------------------------------------------ time, and who is here
+    # ------------------------------------------------------------ time, members, status
 
     def tick(self, now: int, busy: bool) -> list[Effect]:
-        """Resend, or go on without a silent backup; ``busy``: a computation has the rows."""
+        """Resend, or ask to drop a silent backup; ``busy``: a computation has the rows."""
         effects, silent = self.log.tick(now)
         for link in silent:
             effects.append(Send(limits.COORDINATOR, m.Shrink(self.incarnation, link.name, link.incarnation)))
-        for name, filling in self._fillings.items():
-            if filling.is_stuck(now):
-                effects.append(Send(limits.COORDINATOR, m.Shrink(self.incarnation, name, filling.link.incarnation)))
+        for name, backfill in self._backfills.items():
+            if backfill.is_stuck(now):
+                effects.append(Send(limits.COORDINATOR, m.Shrink(self.incarnation, name, backfill.link.incarnation)))
         if self.primary is not None:
             effects += self.primary.notices(now)
         if self.opening and not busy:
             effects += self.reconciler.advance(now).effects
         elif self.primary is not None and not busy:
-            for filling in self._fillings.values():
-                effects += filling.advance(now, self.primary, limits.COORDINATOR)
+            for backfill in self._backfills.values():
+                effects += backfill.advance(now, self.primary, limits.COORDINATOR)
         return effects
 
-    def clear_some(self) -> bool:
+    def compact_some(self) -> bool:
         """Free some of the memory of dropped rows; False if nothing is left to free."""
-        followed = any(follow.clear_some() for follow in self.backups.by_primary.values())
-        return followed or (self.primary is not None and self.primary.ground.clear_some())
+        followed = any(backup.compact_some() for backup in self.backups.by_primary.values())
+        return followed or (self.primary is not None and self.primary.storage.compact_some())
 
-    def live(self, workers: dict[int, str], clients: dict[int, str]) -> HandlerResult:
-        self._present = workers, clients
-        for follow in self.backups.by_primary.values():
-            if follow.part is not None:
-                follow.part.live(workers, clients)
-        return HandlerResult() if self.primary is None else self.primary.take_members(workers, clients)
+    def set_members(self, workers: dict[int, str], clients: dict[int, str]) -> HandlerResult:
+        self._members = workers, clients
+        for backup in self.backups.by_primary.values():
+            if backup.state is not None:
+                backup.state.drop_departed(workers, clients)
+        return HandlerResult() if self.primary is None else self.primary.set_members(workers, clients)
 
     def status(self, ask: m.TableStatusRequest) -> m.TableStatusReply:
-        own, parts = (
-            self.primary,
-            [follow.part for follow in self.backups.by_primary.values() if follow.part is not None],
-        )
+        own = self.primary
+        copies_held = [backup.state for backup in self.backups.by_primary.values() if backup.state is not None]
         facts, staleness = ({"rows": 0, "segments": 0}, []) if own is None else own.facts()
-        copies = {number: int(v) for part in parts for number, v in zip(part.segments, part.version, strict=True)}
-        facts |= self.counts | {"copies": len(copies), "copied rows": sum(part.table.rows for part in parts)}
+        copies = {number: int(v) for part in copies_held for number, v in zip(part.segments, part.version, strict=True)}
+        facts |= self.counts | {"copies": len(copies), "copied rows": sum(part.table.rows for part in copies_held)}
         digests = {}
         if ask.digests:
-            held = [*parts, *([] if own is None else [own])]
+            held = [*copies_held, *([] if own is None else [own])]
             digests = {number: part.digest(number) for part in held for number in part.segments}
         return m.TableStatusReply(
             ask.request,
@@ -412,16 +405,16 @@ class TableServer:
             {} if own is None else dict(zip(own.segments, own.version.tolist(), strict=True)),
             copies,
             {name: self.log.seq - link.acked for name, link in self.log.links.items()},
-            {} if own is None else own.clocks.shown(),
+            {} if own is None else own.clocks.status(),
             digests,
         )
 
 
 def _returned(old: m.TablePlaces, new: m.TablePlaces) -> set[int]:
-    """Segments whose primary is the same as before, and was another in a view that we missed."""
+    """Segments that have the same primary as before, but had another in a view we missed."""
     if old.starts != new.starts:
         # A split gives all segments a new view: what is newer than that has moved since.
-        to = into(old.starts, new.starts)
+        to = split_map(old.starts, new.starts)
         pieces = [(was, n) for i, was in enumerate(old.places) for n in to[i] if new.places[n].since > new.cut]
         return {n for was, n in pieces if was.servers[:1] == new.places[n].servers[:1]}
     pairs = enumerate(zip(old.places, new.places, strict=True))

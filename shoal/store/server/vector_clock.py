@@ -151,9 +151,8 @@ class RangeClocks:
         row = np.zeros(self._counts.shape[1], np.int64)
         row[columns] = list(clock.counts.values())
         part = self._counts[first:beyond]
-        part[:] = (
-            row if widened == self.widened else np.maximum(part, row)
-        )  # never less than what happened next to them
+        # If widened, never less than what happened to the keys next to them.
+        part[:] = row if widened == self.widened else np.maximum(part, row)
         self._join_all()
 
     def nodes(self) -> list[int]:

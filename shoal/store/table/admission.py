@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shoal.keys import KeyRange, Keys, KeyValues, without
 from shoal.limits import ADMISSION_BYTES, ADMISSION_FIRST
-from shoal.store.table.arena import DenseArena, give_back
+from shoal.store.table.arena import DenseArena, release_pages
 from shoal.store.table.slab import SparseRows
 
 Cells = npt.NDArray[np.uint8]
@@ -27,20 +27,20 @@ Cells = npt.NDArray[np.uint8]
 class Admission:
     """How often keys without a row were pushed."""
 
-    def __init__(self, rows: SparseRows, wanted: int, span: int) -> None:
+    def __init__(self, rows: SparseRows, threshold: int, span: int) -> None:
         """``span``: the table's keys are below this."""
-        self._rows, self._wanted = rows, wanted
+        self._rows, self._threshold = rows, threshold
         self._segments = rows.segments
         self._cells: Cells = np.zeros(ADMISSION_FIRST, np.uint8)
         self._before: Cells = np.empty(0, np.uint8)
         self._new = 0
         self._by_key = False
-        if self._held <= ADMISSION_BYTES:
+        if self._key_count <= ADMISSION_BYTES:
             with suppress(MemoryError):  # without address space it is a sketch
                 self._cells = DenseArena(-(-span // 4), 1).slab.reshape(-1).view(np.uint8)
                 self._by_key = True
 
-    def hold(self) -> None:
+    def keep_held(self) -> None:
         """The segments have changed: keep the counts of keys that were here before and still are.
 
         In a sketch nothing changes: keys that moved away do not come.
@@ -48,15 +48,15 @@ class Admission:
         before, self._segments = self._segments, self._rows.segments
         if not self._by_key:
             return
-        if self._held > ADMISSION_BYTES:
+        if self._key_count > ADMISSION_BYTES:
             cells, self._cells, self._by_key = self._cells, np.zeros(ADMISSION_FIRST, np.uint8), False
             self._enter(before, cells)
             return
         for gone in without(before, self._segments):
-            give_back(self._cells.reshape(-1, 1), gone.start, gone.stop)
+            release_pages(self._cells.reshape(-1, 1), gone.start, gone.stop)
 
     @property
-    def _held(self) -> int:
+    def _key_count(self) -> int:
         return sum(keys.stop - keys.start for keys in self._segments)  # len() may overflow
 
     def _enter(self, segments: Sequence[KeyRange], cells: Cells) -> None:
@@ -65,31 +65,31 @@ class Admission:
         every = np.concatenate(parts).astype(np.uint64)
         counted = cells[every]
         # Higher counts do not matter.
-        for time in range(min(self._wanted, int(counted.max(initial=0)))):
+        for time in range(min(self._threshold, int(counted.max(initial=0)))):
             again = np.ascontiguousarray(every[counted > time])
             self._count(again, np.zeros(len(again), np.bool_))
 
     @property
     def memory(self) -> int:
-        return self._held if self._by_key else self._cells.nbytes + self._before.nbytes
+        return self._key_count if self._by_key else self._cells.nbytes + self._before.nbytes
 
-    def admit(self, given: KeyValues) -> KeyValues | None:
+    def admit(self, pushed: KeyValues) -> KeyValues | None:
         """The rows of a push whose keys get in, or None. Each of the others is counted once."""
-        keys, table = np.ascontiguousarray(given.keys), self._rows
+        keys, table = np.ascontiguousarray(pushed.keys), self._rows
         rows = np.empty(len(keys), np.int64)
         table.kernels.find_rows(table.index, table.slots, table.rows, keys, rows)
         chosen = rows >= 0
         self._count(keys, chosen)
         if chosen.all():
-            return given
-        return KeyValues(keys[chosen], np.ascontiguousarray(given.values[chosen])) if chosen.any() else None
+            return pushed
+        return KeyValues(keys[chosen], np.ascontiguousarray(pushed.values[chosen])) if chosen.any() else None
 
     def _count(self, keys: Keys, chosen: npt.NDArray[np.bool_]) -> None:
         kernels = self._rows.kernels
         if self._by_key:
-            kernels.count_each(keys, self._cells, self._wanted, chosen)
+            kernels.count_each(keys, self._cells, self._threshold, chosen)
             return
         if not len(self._before) and self._new + len(keys) > ADMISSION_FIRST // 8:
             # One cell in five would be taken: keep these counts, and go on in larger cells.
             self._before, self._cells = self._cells, np.zeros(ADMISSION_BYTES, np.uint8)
-        self._new += kernels.count_hashed(keys, self._before, self._cells, self._wanted, chosen)
+        self._new += kernels.count_hashed(keys, self._before, self._cells, self._threshold, chosen)

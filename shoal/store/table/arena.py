@@ -46,33 +46,33 @@ class DenseArena:
         except (OSError, OverflowError) as error:
             raise MemoryError(f"no address space for {rows} rows of {words} words ({error}): add servers") from error
 
-    def enter(self) -> int:
+    def new_holder(self) -> int:
         self._entered += 1
         return self._entered
 
     def claim(self, holder: int, ranges: Sequence[KeyRange]) -> None:
         """Give these ranges to this holder."""
         for other, claimed in list(self._claims.items()):
-            self._note(other, without(claimed, ranges))
+            self._set_claims(other, without(claimed, ranges))
         mine = [*self._claims.get(holder, ()), *ranges]
-        self._note(holder, joined(sorted(mine, key=lambda keys: keys.start)))
+        self._set_claims(holder, joined(sorted(mine, key=lambda keys: keys.start)))
 
-    def let_go(self, holder: int, keys: KeyRange) -> None:
+    def release(self, holder: int, keys: KeyRange) -> None:
         """Free those of these rows that still belong to this holder."""
         claimed = self._claims.get(holder, [])
         left = without(claimed, [keys])
-        self._note(holder, left)
+        self._set_claims(holder, left)
         for gone in without(claimed, left):
             if self._is_mapped:
-                give_back(self.slab, gone.start, gone.stop)
+                release_pages(self.slab, gone.start, gone.stop)
 
-    def _note(self, holder: int, ranges: list[KeyRange]) -> None:
+    def _set_claims(self, holder: int, ranges: list[KeyRange]) -> None:
         if ranges:
             self._claims[holder] = ranges
         else:
             self._claims.pop(holder, None)
 
-    def settle(self, low: int, high: int) -> None:
+    def advise_huge_pages(self, low: int, high: int) -> None:
         """These rows will be used: ask for large pages."""
         if self._is_mapped:
             _advise(self.slab, low, high, "MADV_HUGEPAGE", _HUGE)
@@ -120,7 +120,7 @@ def _on_line(array: npt.NDArray[T]) -> npt.NDArray[T]:
     return array[-array.ctypes.data % LINE_BYTES // array.itemsize :]
 
 
-def give_back(slab: npt.NDArray[Any], first: int, last: int) -> None:
+def release_pages(slab: npt.NDArray[Any], first: int, last: int) -> None:
     """Rows first..last are unused: return their pages to the system. They may read as anything."""
     _advise(slab, first, last, "MADV_DONTNEED", mmap.PAGESIZE)
 

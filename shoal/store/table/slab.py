@@ -37,23 +37,23 @@ class Compaction:
     """The rows in one slab that belong to dropped segments."""
 
     def __init__(self) -> None:
-        self.name([])
+        self.set_ranges([])
         self.stale = 0  # places of the index whose rows went
         self.used = 0  # rows the slab once had: pages behind the last are unused
         self._work: Iterator[None] = iter(())
 
-    def begin(self, ground: SparseRows, ranges: Iterable[KeyRange]) -> None:
+    def begin(self, storage: SparseRows, ranges: Iterable[KeyRange]) -> None:
         """These ranges have to go, too."""
-        self.name(joined(sorted([*self.ranges, *ranges], key=lambda keys: keys.start)))
-        self.used = max(self.used, ground.rows)
-        self._work = self._pieces(ground)
+        self.set_ranges(joined(sorted([*self.ranges, *ranges], key=lambda keys: keys.start)))
+        self.used = max(self.used, storage.rows)
+        self._work = self._pieces(storage)
 
-    def name(self, ranges: list[KeyRange]) -> None:
+    def set_ranges(self, ranges: list[KeyRange]) -> None:
         self.ranges = ranges  # whose rows have to go
         self.starts: Keys = np.array([keys.start for keys in ranges], np.uint64)
         self.stops: Keys = np.array([keys.stop for keys in ranges], np.uint64)
 
-    def meets(self, ranges: Iterable[KeyRange]) -> bool:
+    def overlaps(self, ranges: Iterable[KeyRange]) -> bool:
         """Whether some of these keys have rows that have to go."""
         return bool(self.ranges) and without(self.ranges, ranges) != self.ranges
 
@@ -65,34 +65,34 @@ class Compaction:
         found: npt.NDArray[np.bool_] = (at >= 0) & (names < self.stops[at])
         return found
 
-    def go_on(self, ground: SparseRows) -> bool:
+    def advance(self, storage: SparseRows) -> bool:
         """Do one piece, as long as looking at CLEAR_ROWS rows. False if that was all."""
         next(self._work, None)
-        return bool(self.ranges or self.stale or self.used > ground.rows)
+        return bool(self.ranges or self.stale or self.used > storage.rows)
 
-    def _pieces(self, ground: SparseRows) -> Iterator[None]:
+    def _pieces(self, storage: SparseRows) -> Iterator[None]:
         """The work, in pieces; between them rows come, and others may do some of it at once."""
-        row = ground.rows  # from here on all have been looked at
+        row = storage.rows  # from here on all have been looked at
         while self.ranges:
-            before = ground.rows
-            row, ground.rows = ground.kernels.drop_some(
-                ground.index, ground.slots, row, before, CLEAR_ROWS, self.starts, self.stops
+            before = storage.rows
+            row, storage.rows = storage.kernels.drop_some(
+                storage.index, storage.slots, row, before, CLEAR_ROWS, self.starts, self.stops
             )
-            ground.layout += ground.rows < before
-            self.stale += before - ground.rows
+            storage.layout += storage.rows < before
+            self.stale += before - storage.rows
             if not row:
-                self.name([])
+                self.set_ranges([])
             yield
         fresh: Keys | None = None  # the index that there will be
         touched = entered = 0  # slots that are zeroed, rows that are in it
         while self.stale:
-            if fresh is None or ground.rows > arena.most(fresh):
+            if fresh is None or storage.rows > arena.most(fresh):
                 try:
-                    places = min(arena.places_for(ground.rows + ground.rows // 2), len(ground.index))
+                    places = min(arena.places_for(storage.rows + storage.rows // 2), len(storage.index))
                     fresh, touched, entered = arena.new_index(places), 0, 0
                 except MemoryError:  # at once, then, and where it is
-                    ground.index[:] = 0
-                    ground.enter_all()
+                    storage.index[:] = 0
+                    storage.index_all()
                     break
             if touched < len(fresh):
                 # Touch the pages piece by piece: the first rows would fault in all of them at once.
@@ -100,15 +100,15 @@ class Compaction:
                 fresh[touched:upto] = 0
                 touched = upto
             else:
-                upto = min(ground.rows, entered + max(1, CLEAR_ROWS // _ENTERING))
-                ground.kernels.enter(fresh, ground.slots, entered, upto)
+                upto = min(storage.rows, entered + max(1, CLEAR_ROWS // _ENTERING))
+                storage.kernels.enter(fresh, storage.slots, entered, upto)
                 entered = upto
-                if upto == ground.rows:
-                    ground.index, self.stale = fresh, 0
+                if upto == storage.rows:
+                    storage.index, self.stale = fresh, 0
             yield
-        while self.used > ground.rows:  # pages behind the last row
-            first = max(ground.rows, self.used - max(1, CLEAR_BYTES // ground.slab.strides[0]))
-            arena.give_back(ground.slab, first, self.used)
+        while self.used > storage.rows:  # pages behind the last row
+            first = max(storage.rows, self.used - max(1, CLEAR_BYTES // storage.slab.strides[0]))
+            arena.release_pages(storage.slab, first, self.used)
             self.used = first
             yield
 
@@ -133,22 +133,22 @@ class RowSlab:
         update.check_pushed(spec)
         self.kernels: ModuleType = kernels
         self.updates = codegen.rule_kernels(rule, codegen.ROWS + (codegen.KEYS if sparse else codegen.RANGE))
-        self.given = np.array(rule.settings(spec.update.settings), np.float64)
+        self.settings = np.array(rule.settings(spec.update.settings), np.float64)
         self.initial = _initial(kernels, spec.initial)
         self.width, self.words = spec.width, spec.width * (1 + rule.state)
-        self.plain = self.words  # of a row that are copied: weights and state
+        self.image_words = self.words  # of a row that are copied: weights and state
         self.rows = self.layout = 0
-        self.word = 0  # where weights begin in a row
+        self.first_weight = 0  # where weights begin in a row
         self.segments: tuple[KeyRange, ...] = ()
-        self._bound()
+        self._set_bounds()
 
-    def _bound(self) -> None:
+    def _set_bounds(self) -> None:
         self.starts = np.array([segment.start for segment in self.segments], np.uint64)
         self.stops = np.array([segment.stop for segment in self.segments], np.uint64)
 
-    def _look_for(self, keys: KeyRange) -> None:
+    def _check_held(self, keys: KeyRange) -> None:
         if keys not in self.segments:  # an old table: fail rather than read another's rows
-            raise AssertionError(f"segment {keys} is not on this ground any more")
+            raise AssertionError(f"segment {keys} is not stored here any more")
 
 
 class DenseRows(RowSlab):
@@ -160,32 +160,32 @@ class DenseRows(RowSlab):
         """``beside`` others of the same table, segments pass from one to the other in place."""
         super().__init__(spec, sparse=False)
         self._reserve: DenseArena = DenseArena(spec.span, self.words) if beside is None else beside._reserve
-        self._me = self._reserve.enter()
+        self._me = self._reserve.new_holder()
         self.slab = self._reserve.slab
         self._runs: list[KeyRange] = []  # segments side by side are one
         self._before: list[int] = []  # rows before each of them
-        self.hold(segments)
+        self.set_segments(segments)
         if bytes(4) == np.float32(self.initial[1]).tobytes() and self.initial[0] == self.kernels.CONSTANT:
             return  # zero, as all of them are
         for run in self._runs:
             self.kernels.fill(self.slab, run.start, len(run), np.uint64(run.start), 0, self.width, *self.initial)
 
-    def hold(self, segments: tuple[KeyRange, ...]) -> None:
+    def set_segments(self, segments: tuple[KeyRange, ...]) -> None:
         """Hold these segments. Rows of new ones are to be placed; those of dropped ones go."""
         for gone in without(self.segments, segments):
-            self.let_go(gone)
+            self.release(gone)
         self.segments, self._runs = segments, joined(segments)
         self._reserve.claim(self._me, self._runs)
         self._before = [0, *accumulate(len(run) for run in self._runs)]
         self.rows = self._before[-1]
         for run in self._runs:
-            self._reserve.settle(run.start, run.stop)
-        self._bound()
+            self._reserve.advise_huge_pages(run.start, run.stop)
+        self._set_bounds()
 
-    def let_go(self, keys: KeyRange) -> None:
-        self._reserve.let_go(self._me, keys)
+    def release(self, keys: KeyRange) -> None:
+        self._reserve.release(self._me, keys)
 
-    def clear_some(self) -> bool:
+    def compact_some(self) -> bool:
         return False  # what goes is gone at once
 
     @property
@@ -216,12 +216,12 @@ class DenseRows(RowSlab):
 
     def push_range(self, keys: KeyRange, gradients: Values) -> None:
         for low, high, done in self._parts(keys):
-            self.updates.push_range(self.slab, 0, low, gradients[done : done + high - low], self.given)
+            self.updates.push_range(self.slab, 0, low, gradients[done : done + high - low], self.settings)
 
     def push(self, keys: Keys, gradients: Values) -> tuple[int, int] | None:
         wrong = self._wrong(keys)
         if wrong is None:
-            self.updates.push_rows(self.slab, 0, keys.view(np.int64), gradients, self.given)
+            self.updates.push_rows(self.slab, 0, keys.view(np.int64), gradients, self.settings)
         return wrong
 
     def pull_range(self, keys: KeyRange) -> Values:
@@ -240,7 +240,7 @@ class DenseRows(RowSlab):
 
     def image(self, keys: KeyRange, copy: bool) -> tuple[Values, Keys | None]:
         """One segment's rows, weights and state, and its keys (None: all, in order)."""
-        self._look_for(keys)
+        self._check_held(keys)
         rows = self.slab[keys.start : keys.stop]
         return rows.copy() if copy else rows, None
 
@@ -261,25 +261,25 @@ class SparseRows(RowSlab):
 
     def __init__(self, spec: tables.Table, segments: tuple[KeyRange, ...] = ()) -> None:
         super().__init__(spec, sparse=True)
-        self.word = self.kernels.KEY_WORDS
+        self.first_weight = self.kernels.KEY_WORDS
         self.words += self.kernels.KEY_WORDS
         self.words += self.words % 2  # keys stay aligned
         self._first = min(arena.FIRST_ROWS, max(FEWEST_ROWS, MB // (4 * self.words)))
         self.slab = arena.new_slab(self._first, self.words)
         self.slots: npt.NDArray[np.uint64] = self.slab.view(np.uint64)
         self.index = arena.new_index(arena.places_for(0))
-        self.clearing = Compaction()
-        self.hold(segments)
+        self.compaction = Compaction()
+        self.set_segments(segments)
 
-    def hold(self, segments: tuple[KeyRange, ...]) -> None:
+    def set_segments(self, segments: tuple[KeyRange, ...]) -> None:
         """Hold these segments. Rows of dropped ones go, at once if they are few."""
-        if self.clearing.meets(without(segments, self.segments)):
-            self._clear_all()
+        if self.compaction.overlaps(without(segments, self.segments)):
+            self._compact_now()
         self._drop(without(self.segments, segments))
         self.segments = segments
-        self._bound()
+        self._set_bounds()
 
-    def let_go(self, keys: KeyRange) -> None:
+    def release(self, keys: KeyRange) -> None:
         self._drop([keys])
 
     @property
@@ -295,7 +295,7 @@ class SparseRows(RowSlab):
     def push(self, keys: Keys, gradients: Values) -> None:
         self._make_room(keys)
         self.rows = self.updates.push_keys(
-            self.index, self.slots, self.slab, self.rows, keys, gradients, self.given, *self.initial
+            self.index, self.slots, self.slab, self.rows, keys, gradients, self.settings, *self.initial
         )
 
     def find(self, keys: Keys) -> Rows | None:
@@ -317,7 +317,7 @@ class SparseRows(RowSlab):
             row, found = self.kernels.collect(
                 self.slots, row, self.rows, np.uint64(keys.start), np.uint64(high), names, places, found
             )
-            if self.clearing.ranges:
+            if self.compaction.ranges:
                 found = self._left_out(names, places, found)
             if row == self.rows:
                 break
@@ -337,63 +337,63 @@ class SparseRows(RowSlab):
 
     def _left_out(self, names: Keys, places: Rows, found: int) -> int:
         """Remove from the found rows those that have to go; how many are left."""
-        stay = ~self.clearing.hidden(names[:found])
+        stay = ~self.compaction.hidden(names[:found])
         left = int(stay.sum())
         names[:left], places[:left] = names[:found][stay], places[:found][stay]
         return left
 
     def image(self, keys: KeyRange, copy: bool) -> tuple[Values, Keys | None]:
         """A copy of one segment's live rows, weights and state, in key order, and their keys."""
-        self._look_for(keys)
+        self._check_held(keys)
         names, places = np.empty(self.rows, np.uint64), np.empty(self.rows, np.int64)
         low, high = np.uint64(keys.start), np.uint64(keys.stop)
         _, found = self.kernels.collect(self.slots, 0, self.rows, low, high, names, places, 0)
         order = np.argsort(names[:found])
-        words = slice(self.kernels.KEY_WORDS, self.kernels.KEY_WORDS + self.plain)
+        words = slice(self.kernels.KEY_WORDS, self.kernels.KEY_WORDS + self.image_words)
         return self.slab[places[:found][order], words], names[:found][order]
 
     def place(self, keys: KeyRange, row: int, rows: Values, names: Keys | None) -> None:
         """Take rows of a segment's image: none of these keys is here yet."""
         assert names is not None
-        if self.clearing.meets([keys]):
-            self._clear_all()
+        if self.compaction.overlaps([keys]):
+            self._compact_now()
         count, first = len(names), self.rows
         if count == 0:
             return
         self._grow(first + count)
         self.slots[first : first + count, 0] = names
-        self.slab[first : first + count, self.kernels.KEY_WORDS : self.kernels.KEY_WORDS + self.plain] = rows
+        self.slab[first : first + count, self.kernels.KEY_WORDS : self.kernels.KEY_WORDS + self.image_words] = rows
         self.rows = first + count
         self.kernels.enter(self.index, self.slots, first, self.rows)
 
     def evict(self, segments: npt.NDArray[np.bool_]) -> int:
         """Drop rows of these segments whose weights are all 0; how many went."""
-        if self.clearing.ranges:
-            self._clear_all()
+        if self.compaction.ranges:
+            self._compact_now()
         starts, stops = self.starts[segments], self.stops[segments]
         before = self.rows
         self.rows = self.kernels.drop_zeros(self.slots, self.slab, before, self.width, starts, stops)
-        return self._close_up(before)
+        return self._shrink(before)
 
     def _drop(self, ranges: Sequence[KeyRange]) -> None:
         if ranges and self.rows:
-            self.clearing.begin(self, ranges)
+            self.compaction.begin(self, ranges)
             if self.rows <= CLEAR_ROWS:
-                self._clear_all()
+                self._compact_now()
 
-    def _clear_all(self) -> None:
-        before, clearing = self.rows, self.clearing
+    def _compact_now(self) -> None:
+        before, compaction = self.rows, self.compaction
         _, self.rows = self.kernels.drop_some(
-            self.index, self.slots, before, before, 1 << 62, clearing.starts, clearing.stops
+            self.index, self.slots, before, before, 1 << 62, compaction.starts, compaction.stops
         )
-        clearing.name([])
-        self._close_up(before)
+        compaction.set_ranges([])
+        self._shrink(before)
 
-    def clear_some(self) -> bool:
+    def compact_some(self) -> bool:
         """Do one more piece of compaction; False if that was all."""
-        return self.clearing.go_on(self)
+        return self.compaction.advance(self)
 
-    def _close_up(self, before: int) -> int:
+    def _shrink(self, before: int) -> int:
         """Rows went and others moved: shrink slab and index if they are far too large."""
         if self.rows == before:
             return 0
@@ -408,20 +408,20 @@ class SparseRows(RowSlab):
         except MemoryError:
             pass  # it stays as large as it is
         self.index[:] = 0
-        self.enter_all()
+        self.index_all()
         return before - self.rows
 
     def _move(self, slab: Values) -> None:
         slab[: self.rows] = self.slab[: self.rows]
         self.slab, self.slots = slab, slab.view(np.uint64)
-        self.clearing.used = 0  # behind its last row the new slab was never written
+        self.compaction.used = 0  # behind its last row the new slab was never written
 
-    def enter_all(self) -> None:
+    def index_all(self) -> None:
         self.kernels.enter(self.index, self.slots, 0, self.rows)
-        self.clearing.stale = 0
+        self.compaction.stale = 0
 
     def _make_room(self, keys: Keys) -> None:
-        free = min(len(self.slab), arena.most(self.index) - self.clearing.stale) - self.rows
+        free = min(len(self.slab), arena.most(self.index) - self.compaction.stale) - self.rows
         if len(keys) > free:
             missing = self.kernels.find_rows(self.index, self.slots, self.rows, keys, np.empty(len(keys), np.int64))
             if missing > free:
@@ -434,7 +434,7 @@ class SparseRows(RowSlab):
         # written to, so the old index is gone before the new one is filled.
         capacity, places = arena.fitting(self._first, rows), max(arena.places_for(rows), len(self.index))
         slab = arena.new_slab(capacity, self.words) if capacity > len(self.slab) else None
-        stale = self.clearing.stale  # index entries that may point behind the last row
+        stale = self.compaction.stale  # index entries that may point behind the last row
         full = rows + stale > arena.most(self.index) or (stale > 0 and slab is not None)
         index = arena.new_index(places) if full else None
         if slab is not None:
@@ -442,7 +442,7 @@ class SparseRows(RowSlab):
             self.layout += 1
         if index is not None:
             self.index = index
-            self.enter_all()
+            self.index_all()
 
 
 def _initial(kernels: ModuleType, initial: tables.Initial) -> tuple[int, float, float, np.uint64]:

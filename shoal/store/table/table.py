@@ -28,7 +28,7 @@ class CachedRows(msgspec.Struct, eq=False):
     rows: Rows | None = None
     layout: int = -1  # by which they were found
     uses: int = 0
-    again: int = 2  # the use at which they are searched for
+    search_at: int = 2  # the use at which they are searched for
 
 
 class RowCache:
@@ -38,39 +38,39 @@ class RowCache:
     have moved (``layout``); if some keys have no row, again after twice as many uses.
     """
 
-    def __init__(self, part: DenseRows | SparseRows) -> None:
-        self.part = part
-        self._of: dict[int, CachedRows] = {}  # by id of the array
+    def __init__(self, storage: DenseRows | SparseRows) -> None:
+        self.storage = storage
+        self._lists: dict[int, CachedRows] = {}  # by id of the array
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._lists)
 
-    def note(self, keys: Keys) -> bool:
+    def register(self, keys: Keys) -> bool:
         """This very array will come again. True if that is new."""
-        if id(keys) in self._of:
+        if id(keys) in self._lists:
             return False
-        self._of[id(keys)] = CachedRows(keys)
+        self._lists[id(keys)] = CachedRows(keys)
         return True
 
     def forget(self, keys: Keys) -> None:
-        self._of.pop(id(keys), None)
+        self._lists.pop(id(keys), None)
 
     def find(self, keys: Keys) -> CachedRows | None:
-        return self._of.get(id(keys))
+        return self._lists.get(id(keys))
 
     def rows(self, keys: Keys) -> Rows | None:
         """The rows of these keys, if they are known or can be by now."""
-        place = self._of.get(id(keys))
-        if place is None or not place.checked or isinstance(self.part, DenseRows):
+        place = self._lists.get(id(keys))
+        if place is None or not place.checked or isinstance(self.storage, DenseRows):
             return None
         place.uses += 1
-        if place.rows is not None and place.layout == self.part.layout:
+        if place.rows is not None and place.layout == self.storage.layout:
             return place.rows
-        if place.uses < place.again:
+        if place.uses < place.search_at:
             return None
-        place.rows, place.layout = self.part.find(place.keys), self.part.layout
+        place.rows, place.layout = self.storage.find(place.keys), self.storage.layout
         if place.rows is None:
-            place.again = 2 * place.uses
+            place.search_at = 2 * place.uses
         return place.rows
 
 
@@ -95,10 +95,10 @@ class SegmentImage(msgspec.Struct, eq=False):
         return self.rows.nbytes + (0 if self.names is None else self.names.nbytes)
 
 
-Ground = DenseRows | SparseRows  # where rows lie; it outlives a set of segments
+RowStorage = DenseRows | SparseRows  # where rows lie; it outlives a set of segments
 
 
-def ground_of(spec: tables.Table, segments: Sequence[KeyRange] = (), beside: Ground | None = None) -> Ground:
+def storage_for(spec: tables.Table, segments: Sequence[KeyRange] = (), beside: RowStorage | None = None) -> RowStorage:
     """Room for rows of these segments, ``beside`` what else the server has of the table."""
     if isinstance(spec, tables.Dense):
         return DenseRows(spec, tuple(segments), beside if isinstance(beside, DenseRows) else None)
@@ -108,39 +108,39 @@ def ground_of(spec: tables.Table, segments: Sequence[KeyRange] = (), beside: Gro
 class ServerTable:
     """What one server holds of one table: the rows of its segments."""
 
-    def __init__(self, spec: tables.Table, segments: Sequence[KeyRange], ground: Ground | None = None) -> None:
-        """Take over ``ground``, if given: rows of other segments go, new ones are to be placed."""
+    def __init__(self, spec: tables.Table, segments: Sequence[KeyRange], storage: RowStorage | None = None) -> None:
+        """Take over ``storage``, if given: rows of other segments go, new ones are to be placed."""
         self.spec, self.segments = tables.checked(spec), _checked(spec, segments)
         self.width, self.push_width = spec.width, spec.push_width
-        if ground is None:
-            ground = ground_of(spec, self.segments)
+        if storage is None:
+            storage = storage_for(spec, self.segments)
         else:
-            ground.hold(self.segments)
-        self.part = ground
-        self.known = RowCache(self.part)  # rows of key lists that come again
+            storage.set_segments(self.segments)
+        self.storage = storage
+        self.row_cache = RowCache(self.storage)  # rows of key lists that come again
 
     @property
     def rows(self) -> int:
-        return self.part.rows
+        return self.storage.rows
 
     @property
     def memory(self) -> int:
         """Bytes in use, without pages of the slab that were never touched."""
-        return self.part.memory
+        return self.storage.memory
 
     @property
     def layout(self) -> int:
         """Raised when rows move: cached positions are void."""
-        return self.part.layout
+        return self.storage.layout
 
     def cost(self, keys: Keys | KeyRange) -> int:
         """Elements that a push or pull of these keys touches, at most."""
         if not isinstance(keys, KeyRange):
             return len(keys) * self.width
-        low, high = self.part.interval(keys)
+        low, high = self.storage.interval(keys)
         return (high - low) * self.width
 
-    def held(self, keys: KeyRange) -> Keys:
+    def keys_held(self, keys: KeyRange) -> Keys:
         """The keys of a range that lie in segments held here."""
         parts = [(max(s.start, keys.start), min(s.stop, keys.stop)) for s in self.segments]
         lists = [np.arange(low, high, dtype=np.uint64) for low, high in parts if low < high]
@@ -156,70 +156,71 @@ class ServerTable:
             return None
         if keys.dtype != np.uint64 or keys.ndim != 1:
             return f"keys are {keys.dtype} of shape {keys.shape}: a list of uint64 is needed"
-        cached = self.known.find(keys)
+        cached = self.row_cache.find(keys)
         if cached is not None and cached.checked:
             return None
         aligned = _aligned(keys)
-        wrong = self._wrong(aligned, *self.part.kernels.check_keys(aligned, self.part.starts, self.part.stops))
+        wrong = self._wrong(aligned, *self.storage.kernels.check_keys(aligned, self.storage.starts, self.storage.stops))
         if wrong is None and cached is not None:
             cached.checked = True
         return wrong
 
     def check_values(self, keys: Keys | KeyRange, values: Values) -> str | None:
         """Why these values cannot be pushed under valid keys, or None."""
-        if isinstance(keys, KeyRange) and isinstance(self.part, SparseRows):
+        if isinstance(keys, KeyRange) and isinstance(self.storage, SparseRows):
             return "a range was pushed to a sparse table, which has no row for every key in it: list the keys"
         if (reason := self._misshapen(keys, values)) is not None:
             return reason
-        bad = self.part.kernels.first_not_finite(_aligned(values).reshape(-1).view(np.uint32))
+        bad = self.storage.kernels.first_not_finite(_aligned(values).reshape(-1).view(np.uint32))
         return None if bad < 0 else f"values of row {bad // self.push_width} are not finite (NaN or infinite)"
 
     def push(self, keys: Keys | KeyRange, values: Values) -> None:
         """Run the update on every row, creating new ones. The caller has called ``check``."""
         # Check again what could write outside the slab.
-        if isinstance(keys, KeyRange) and isinstance(self.part, SparseRows):
+        if isinstance(keys, KeyRange) and isinstance(self.storage, SparseRows):
             raise BadKeys("a range cannot be pushed to a sparse table: list the keys")
         if (reason := self._misshapen(keys, values)) is not None:
             raise BadValues(reason)
         gradients = _aligned(values).reshape(-1, self.push_width)
         if isinstance(keys, KeyRange):
-            self.part.push_range(keys, gradients)
-        elif (rows := self.known.rows(keys)) is not None:
-            self.part.updates.push_rows(self.part.slab, self.part.word, rows, gradients, self.part.given)
-        elif (wrong := self.part.push(_aligned(keys), gradients)) is not None:
+            self.storage.push_range(keys, gradients)
+        elif (rows := self.row_cache.rows(keys)) is not None:
+            storage = self.storage
+            storage.updates.push_rows(storage.slab, storage.first_weight, rows, gradients, storage.settings)
+        elif (wrong := self.storage.push(_aligned(keys), gradients)) is not None:
             raise BadKeys(self._wrong(keys, *wrong))
 
     def pull(self, keys: Keys | KeyRange) -> Values:
         """The weights of these keys, in a new array; of a range, the part held here."""
         if isinstance(keys, KeyRange):
-            return self.part.pull_range(keys)
+            return self.storage.pull_range(keys)
         out = np.empty((len(keys), self.width), np.float32)
-        if (rows := self.known.rows(keys)) is not None:
-            self.part.kernels.gather_rows(self.part.slab, rows, self.part.word, out)
-        elif (wrong := self.part.pull(_aligned(keys), out)) is not None:
+        if (rows := self.row_cache.rows(keys)) is not None:
+            self.storage.kernels.gather_rows(self.storage.slab, rows, self.storage.first_weight, out)
+        elif (wrong := self.storage.pull(_aligned(keys), out)) is not None:
             raise BadKeys(self._wrong(keys, *wrong))
         return out
 
     def pull_live(self, keys: KeyRange, most_rows: int) -> tuple[Keys, Values, int | None]:
         """Live keys of a range in order, at most so many, their weights, and the first left out."""
-        if isinstance(self.part, DenseRows):
+        if isinstance(self.storage, DenseRows):
             raise BadKeys("all rows of a dense table are alive: pull the range")
-        return self.part.pull_live(keys, max(1, most_rows))
+        return self.storage.pull_live(keys, max(1, most_rows))
 
     def evict(self, segments: npt.NDArray[np.bool_]) -> int:
-        assert isinstance(self.part, SparseRows)
-        return self.part.evict(segments)
+        assert isinstance(self.storage, SparseRows)
+        return self.storage.evict(segments)
 
     def image(self, segment: int, copy: bool = True) -> tuple[Values, Keys | None]:
         """The rows of the n-th segment, weights and state; and their keys, unless all are there."""
-        return self.part.image(self.segments[segment], copy)
+        return self.storage.image(self.segments[segment], copy)
 
     def load(self, segment: int, rows: Values, names: Keys | None) -> None:
         """Take such rows into a segment that has none."""
-        self.part.place(self.segments[segment], 0, rows, names)
+        self.storage.place(self.segments[segment], 0, rows, names)
 
     def _misshapen(self, keys: Keys | KeyRange, values: Values) -> str | None:
-        low, high = self.part.interval(keys) if isinstance(keys, KeyRange) else (0, len(keys))
+        low, high = self.storage.interval(keys) if isinstance(keys, KeyRange) else (0, len(keys))
         rows, width = high - low, self.push_width
         if values.dtype != np.float32:
             return f"values are {values.dtype}: float32 is needed"
@@ -229,9 +230,9 @@ class ServerTable:
 
     def _wrong(self, keys: Keys, code: int, position: int) -> str | None:
         match code:
-            case self.part.kernels.FINE:
+            case self.storage.kernels.FINE:
                 return None
-            case self.part.kernels.DISORDER:
+            case self.storage.kernels.DISORDER:
                 return f"key {keys[position]} follows {keys[position - 1]}: keys are sorted, each once"
         if keys[position] >= self.spec.span:
             return f"key {keys[position]} is past the limit: keys of this table are below {self.spec.span}"
@@ -261,9 +262,10 @@ def row_views(
     Valid while the caller has the table to itself. Dense rows come in key order, sparse ones in
     the order of their creation. Without ``named``, keys are None.
     """
-    part = table.part
+    storage = table.storage
     how = (keys, max(1, elements // table.width), named)
-    for names, weights in _dense(table, part, *how) if isinstance(part, DenseRows) else _sparse(table, part, *how):
+    pieces = _dense(table, storage, *how) if isinstance(storage, DenseRows) else _sparse(table, storage, *how)
+    for names, weights in pieces:
         for view in (names, weights):
             if view is not None:
                 view.flags.writeable = False
@@ -271,7 +273,7 @@ def row_views(
 
 
 def _dense(
-    table: ServerTable, part: DenseRows, keys: KeyRange, most: int, named: bool
+    table: ServerTable, storage: DenseRows, keys: KeyRange, most: int, named: bool
 ) -> Iterator[tuple[Keys | None, Values]]:
     for segment in table.segments:
         start, stop = max(segment.start, keys.start), min(segment.stop, keys.stop)
@@ -280,18 +282,19 @@ def _dense(
         for at in range(start, stop, most):
             upto = min(at + most, stop)
             names = np.arange(at, upto, dtype=np.uint64) if named else None
-            yield names, part.slab[at:upto, : table.width]  # the row of a key is its number
+            yield names, storage.slab[at:upto, : table.width]  # the row of a key is its number
 
 
 def _sparse(
-    table: ServerTable, part: SparseRows, keys: KeyRange, most: int, named: bool
+    table: ServerTable, storage: SparseRows, keys: KeyRange, most: int, named: bool
 ) -> Iterator[tuple[Keys | None, Values]]:
-    word, all_of_them = part.kernels.KEY_WORDS, keys == KeyRange(0, table.spec.span)
-    for at in range(0, part.rows, most):
-        rows = slice(at, min(at + most, part.rows))
-        names, weights = part.slots[rows, 0], part.slab[rows, word : word + table.width]
-        if not all_of_them or part.clearing.ranges:
-            inside = (names >= np.uint64(keys.start)) & (names < np.uint64(keys.stop)) & ~part.clearing.hidden(names)
+    word, all_of_them = storage.kernels.KEY_WORDS, keys == KeyRange(0, table.spec.span)
+    for at in range(0, storage.rows, most):
+        rows = slice(at, min(at + most, storage.rows))
+        names, weights = storage.slots[rows, 0], storage.slab[rows, word : word + table.width]
+        if not all_of_them or storage.compaction.ranges:
+            inside = (names >= np.uint64(keys.start)) & (names < np.uint64(keys.stop))
+            inside &= ~storage.compaction.hidden(names)
             if not inside.any():
                 continue
             names, weights = names[inside], weights[inside]

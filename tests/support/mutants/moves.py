@@ -22,8 +22,8 @@ from shoal.store.client.split import Layout
 from shoal.store.server.backfill import Backfill
 from shoal.store.server.backup import Backup
 from shoal.store.server.outcome import HandlerResult
-from shoal.store.server.replicate import BackupLink, LogBatch, ReplicationLog
-from shoal.store.server.table_server import HeldSince, TableServer, ours
+from shoal.store.server.replicate import BackupLink, QueuedChange, ReplicationLog
+from shoal.store.server.table_server import ServedSegments, TableServer, served_segments
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Event, Persist, Send
 from tests.support.mutants.patches import Mutants
@@ -70,37 +70,37 @@ def version_not_moved() -> Any:
     return _filled_without(version=0)
 
 
-@mutant(BackupLink, "take")
+@mutant(BackupLink, "enqueue")
 def changes_during_the_copy_not_sent(real: Any) -> Any:
     """A new replica gets the image, but no later changes."""
 
-    def take(self: BackupLink, now: int, parcel: LogBatch) -> None:
+    def enqueue(self: BackupLink, now: int, queued: QueuedChange) -> None:
         if self.required:
-            real(self, now, parcel)
+            real(self, now, queued)
         else:
-            self.base = self.acked = self.sent = parcel.change.seq
+            self.base = self.acked = self.last_sent = queued.change.seq
 
-    return take
+    return enqueue
 
 
-@mutant(Backup, "merge")
+@mutant(Backup, "install")
 def changes_during_the_copy_not_made(real: Any) -> Any:
     """Changes made while an image was in flight are forgotten once it is complete."""
 
-    def merge(self: Backup) -> Any:
+    def install(self: Backup) -> Any:
         self._waiting = []
         return real(self)
 
-    return merge
+    return install
 
 
-@mutant(Backfill, "_tell")
+@mutant(Backfill, "_report_full")
 def full_before_it_is_required(real: Any) -> Any:
     """The coordinator hears that it is full, and the old owner goes on counting without it."""
 
     def tell(self: Backfill, now: int, coordinator: str) -> Any:
         effects = real(self, now, coordinator)
-        self.promised = {}
+        self.reported = {}
         self.link.required = False
         return effects
 
@@ -110,14 +110,14 @@ def full_before_it_is_required(real: Any) -> Any:
 @MUTANTS.add
 def view_takes_the_waiting_back() -> Any:
     """A view between "full" and "handed" lets the old owner count alone until it is deposed."""
-    real_filled, real_tell = Backfill.filled, Backfill._tell
+    real_filled, real_tell = Backfill.handle_filled, Backfill._report_full
 
     def filled(self: Backfill, now: int, message: m.Filled) -> None:
         real_filled(self, now, message)
-        self.link.required = self.link.required or self.is_full
+        self.link.required = self.link.required or self.is_complete
 
     def require(self: Backfill) -> None:
-        self.link.required = self.link.required or bool(self.promised)
+        self.link.required = self.link.required or bool(self.reported)
 
     def tell(self: Backfill, now: int, coordinator: str) -> list[Effect]:
         before = self.link.required
@@ -126,13 +126,13 @@ def view_takes_the_waiting_back() -> Any:
         return effects
 
     return _all(
-        mock.patch.object(Backfill, "filled", filled),
+        mock.patch.object(Backfill, "handle_filled", filled),
         mock.patch.object(Backfill, "require", require),
-        mock.patch.object(Backfill, "_tell", tell),
+        mock.patch.object(Backfill, "_report_full", tell),
     )
 
 
-@mutant(ReplicationLog, "reached")
+@mutant(ReplicationLog, "last_change_of")
 def demoted_with_less_than_it_has(_: Any) -> Any:
     """A deposed owner that gets a segment back reports only what its log has applied."""
     return lambda self, segment: self.applied
@@ -171,10 +171,10 @@ def old_owner_goes_on(real: Any) -> Any:
 
 
 def _as_before(server: Server, table: m.TablePlaces) -> list[m.Replicas]:
-    holding = server.tables.get(table.number)
-    if holding is None:
+    table_server = server.tables.get(table.number)
+    if table_server is None:
         return table.places
-    before = holding.placed.places
+    before = table_server.placed.places
     return [
         m.Replicas(old.epoch, [server.name], since=old.since)
         if old.servers[:1] == [server.name] and new.servers and server.name not in new.servers
@@ -206,11 +206,11 @@ def queued_changes_dropped(_: Any) -> Any:
     ) -> None:
         covers = set(left)
         link.covers = tuple(segment for segment in link.covers if segment in covers)
-        for parcel in link.queue:
-            if not covers.issuperset(parcel.covers):
-                parcel.given, parcel.covers = None, ()
-        link.sent, link.again = link.acked, now
-        link.flying.clear()
+        for queued in link.queue:
+            if not covers.issuperset(queued.covers):
+                queued.rows, queued.covers = None, ()
+        link.last_sent, link.resend_at = link.acked, now
+        link.in_flight.clear()
 
     return narrow
 
@@ -270,10 +270,10 @@ def move_does_not_change_the_epoch(real: Any) -> Any:
 def former_share_answered() -> Any:
     """A server applies a request for its former share to all that it holds now."""
 
-    def always(me: str, placed: m.TablePlaces, before: HeldSince | None) -> HeldSince:
-        return replace_fields(ours(me, placed, before), since=0)
+    def always(me: str, placed: m.TablePlaces, before: ServedSegments | None) -> ServedSegments:
+        return replace_fields(served_segments(me, placed, before), since=0)
 
-    return mock.patch("shoal.nodes.server.ours", always)
+    return mock.patch("shoal.nodes.server.served_segments", always)
 
 
 @MUTANTS.add

@@ -16,7 +16,7 @@ from shoal.store.server.backup import Backup
 from shoal.store.server.clock import Clocks
 from shoal.store.server.key_lists import KeyLists
 from shoal.store.server.ledger import Mask, PushStream
-from shoal.store.server.outcome import HandlerResult, Requester
+from shoal.store.server.outcome import HandlerResult, PendingRequest
 from shoal.store.server.primary import Primary
 from shoal.store.server.replicate import LogEntry, ReplicationLog
 from shoal.store.server.segment_state import SegmentState
@@ -41,12 +41,12 @@ def pending_not_checked() -> Any:
     """A resent slot is held twice."""
 
     def push_slot(
-        self: Primary, now: int, asker: Requester, slot: tuple[int, int], given: KeyValues | None
+        self: Primary, now: int, request: PendingRequest, slot: tuple[int, int], given: KeyValues | None
     ) -> HandlerResult:
-        opened = self._open.get(slot[0])
-        if opened is not None and opened.have[:, slot[1]].any():
-            opened.have[:, slot[1]] = False
-        return real(self, now, asker, slot, given)
+        opened = self._open_steps.get(slot[0])
+        if opened is not None and opened.arrived[:, slot[1]].any():
+            opened.arrived[:, slot[1]] = False
+        return real(self, now, request, slot, given)
 
     real = Primary._push_slot
     return mock.patch.multiple(Primary, _push_slot=push_slot)
@@ -111,21 +111,21 @@ def clock_by_count(_: Any) -> Any:
     return tick
 
 
-@mutant(Primary, "_counted_before")
+@mutant(Primary, "_push_repeated")
 def duplicate_does_not_tick(real: Any) -> Any:
     """A slot that another worker's push had counted leaves this worker's clock behind."""
 
-    def counted_before(self: Primary, now: int, asker: Requester) -> Any:
+    def push_repeated(self: Primary, now: int, request: PendingRequest) -> Any:
         with mock.patch.object(Clocks, "tick", lambda *_: None):
-            return real(self, now, asker)
+            return real(self, now, request)
 
-    return counted_before
+    return push_repeated
 
 
 @mutant(OpenStep, "complete")
 def step_closed_without_a_slot(_: Any) -> Any:
     """A step is taken when all slots but one are here."""
-    return lambda self: (~self.have).sum(axis=1) <= (self.have.shape[1] > 1)
+    return lambda self: (~self.arrived).sum(axis=1) <= (self.arrived.shape[1] > 1)
 
 
 @MUTANTS.add
@@ -155,20 +155,20 @@ def parked_worker_waited_for(_: Any) -> Any:
 # ---------------------------------------------------------------- copies
 
 
-@mutant(SegmentState, "note")
+@mutant(SegmentState, "record")
 def ledger_not_replicated(real: Any) -> Any:
     """A copy has the rows and the clocks, but no ledger."""
 
-    def note(
+    def record(
         self: SegmentState, change: m.ReplicatedChange, segments: Mask, everywhere: bool = False, *more: Any
     ) -> None:
         if change.kind == "push" and type(self) is SegmentState:
             self._tick(change, segments, everywhere)
-            self._raise(segments, everywhere)
+            self._raise_version(segments, everywhere)
         else:
             real(self, change, segments, everywhere, *more)
 
-    return note
+    return record
 
 
 @mutant(ReplicationLog, "committed")
@@ -181,35 +181,35 @@ def ack_before_replicate(_: Any) -> Any:
 def apply_before_replicate() -> Any:
     """A change is made at once and can be read; only the answer waits for the copies."""
     made: set[tuple[int, int]] = set()
-    real_make, real_write, real_note = Primary._make, Primary._write, Primary.note
+    real_replicate, real_apply, real_record = Primary._replicate, Primary._apply, Primary.record
 
-    def make(
+    def replicate(
         self: Primary,
         now: int,
         change: m.ReplicatedChange,
         given: KeyValues | None,
-        asker: Requester | None,
+        request: PendingRequest | None,
         segments: Mask,
         *more: Any,
     ) -> HandlerResult:
         if self.log.links or self.log.entries:
             self.write(change, given, segments)
-            real_note(self, change, segments, segments is self.extent.whole)
+            real_record(self, change, segments, segments is self.check.all_mask)
             made.add((id(self.log), self.log.seq + 1))
-        return real_make(self, now, change, given, asker, segments, *more)
+        return real_replicate(self, now, change, given, request, segments, *more)
 
-    def write(self: Primary, now: int, entry: LogEntry, seq: int) -> HandlerResult:
+    def apply(self: Primary, now: int, entry: LogEntry, seq: int) -> HandlerResult:
         if (id(self.log), seq) in made:
-            entry.given = None
-        return real_write(self, now, entry, seq)
+            entry.rows = None
+        return real_apply(self, now, entry, seq)
 
-    def note(self: Primary, change: m.ReplicatedChange, segments: Mask, everywhere: bool = False, *more: Any) -> None:
+    def record(self: Primary, change: m.ReplicatedChange, segments: Mask, everywhere: bool = False, *more: Any) -> None:
         if (id(self.log), change.seq) in made:
             made.discard((id(self.log), change.seq))
         else:
-            real_note(self, change, segments, everywhere, *more)
+            real_record(self, change, segments, everywhere, *more)
 
-    return mock.patch.multiple(Primary, _make=make, _write=write, note=note)
+    return mock.patch.multiple(Primary, _replicate=replicate, _apply=apply, record=record)
 
 
 @mutant(TableServer, "handle")
@@ -258,12 +258,14 @@ def promote_a_filling_server(real: Any) -> Any:
 def second_copy_added_too(real: Any) -> Any:
     """A slot that two workers computed is added for each of them."""
 
-    def push_slot(self: Primary, now: int, asker: Requester, slot: tuple[int, int], given: KeyValues | None) -> Any:
+    def push_slot(
+        self: Primary, now: int, request: PendingRequest, slot: tuple[int, int], given: KeyValues | None
+    ) -> Any:
         firsts = self.__dict__.setdefault("firsts", {})
-        opened, who = self._open.get(slot[0]), asker.ask.incarnation
-        if firsts.setdefault(slot, who) != who and opened is not None and opened.have[:, slot[1]].any():
-            opened.have[:, slot[1]] = False
-        return real(self, now, asker, slot, given)
+        opened, who = self._open_steps.get(slot[0]), request.message.incarnation
+        if firsts.setdefault(slot, who) != who and opened is not None and opened.arrived[:, slot[1]].any():
+            opened.arrived[:, slot[1]] = False
+        return real(self, now, request, slot, given)
 
     return push_slot
 
@@ -288,10 +290,10 @@ def delay_never_shrinks(real: Any) -> Any:
 @MUTANTS.add
 def list_found_by_its_number_alone() -> Any:
     """A list number means the last list sent under it, by any client."""
-    real = KeyLists._list
+    real = KeyLists._find_or_store
 
     def found(self: KeyLists, who: int, number: int, known: bool, count: int, crc: int, sent: list[m.Array]) -> Any:
         listed = self._lists.get((0, number))
         return real(self, 0, number, known, count, crc if listed is None else listed.crc, sent)
 
-    return mock.patch.multiple(KeyLists, _list=found, live=lambda self, incarnations: None)
+    return mock.patch.multiple(KeyLists, _find_or_store=found, drop_departed=lambda self, incarnations: None)

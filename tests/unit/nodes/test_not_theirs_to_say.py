@@ -175,12 +175,12 @@ def test_a_group_has_no_checkpoints_made_but_its_own(office: Office) -> None:
 def test_only_a_scheduler_that_is_here_has_servers_write() -> None:
     member = MembershipClient("server-0", "server", "token")
     placed = m.TablePlaces(1, "b/w", Dense(rows=8), [0], [m.Replicas(1, ["server-0"])])
-    keeping, holding = ServerCheckpoints(Disk(), member), TableServer("server-0", 1, placed, 0)
+    keeping, table_server = ServerCheckpoints(Disk(), member), TableServer("server-0", 1, placed, 0)
     snap = m.Snap(1, 1, 1, "/runs/b/checkpoints/00000001")
     for role, may in (("client", False), ("scheduler", True)):
         member.view = m.View(1, 1, 0, [m.Member("b/scheduler", 3, role, "memory:x", group="b")], [placed])
-        assert keeping.allows("b/scheduler", snap, holding) is may
-        assert not keeping.allows("b/ann", snap, holding) and not keeping.allows("a/scheduler", snap, holding)
+        assert keeping.allows("b/scheduler", snap, table_server) is may
+        assert not keeping.allows("b/ann", snap, table_server) and not keeping.allows("a/scheduler", snap, table_server)
 
 
 def test_a_group_is_not_told_where_the_clusters_checkpoints_lie(office: Office) -> None:

@@ -360,9 +360,11 @@ def test_all_copies_of_all_segments_agree_when_it_is_over(rows: Dataset) -> None
         found: dict[int, set[str]] = {}
         for node in ship.nodes.values():
             if isinstance(node, DrainableNode) and isinstance(node.node, Server):
-                for holding in node.node.tables.values():
-                    assert isinstance(holding, TableServer)
-                    for segment, digest in holding.status(m.TableStatusRequest(1, 1, 1, digests=True)).digests.items():
+                for table_server in node.node.tables.values():
+                    assert isinstance(table_server, TableServer)
+                    for segment, digest in table_server.status(
+                        m.TableStatusRequest(1, 1, 1, digests=True)
+                    ).digests.items():
                         found.setdefault(segment, set()).add(digest)
         assert found and all(len(digests) == 1 for digests in found.values())
 

@@ -300,7 +300,7 @@ def test_a_view_is_shown_once_its_tables_are_set_up() -> None:
     job.function()
     effects = made.server.handle(made.now, Computed(job.token))
     assert Send("coordinator", m.Heartbeat(1, 5)) in effects
-    assert made.server.tables[1].primary.extent.ranges == [KeyRange(0, 4)]
+    assert made.server.tables[1].primary.check.ranges == [KeyRange(0, 4)]
 
 
 def test_a_table_that_cannot_be_set_up_is_told_with_the_reason() -> None:

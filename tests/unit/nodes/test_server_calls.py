@@ -86,7 +86,7 @@ def test_a_question_of_a_users_own_is_asked_off_the_loop_once_however_often_it_i
         return len(keys)
 
     house = House()
-    held = m.PushHeld(1, "question 'slow', which is being asked")
+    held = m.PushHeld(1, "question 'slow', which is running")
     assert house.call("slow") == [held]
     assert house.call("slow") == [held]  # sent again
     assert house.call("slow", request=2) == []  # another one waits,

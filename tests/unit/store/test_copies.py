@@ -48,16 +48,16 @@ class Town:
 
     def __post_init__(self) -> None:
         for name, incarnation in SERVERS.items():
-            holding = self.holdings[name] = TableServer(name, incarnation, self.table, 1 << 20)
-            holding.set_up(SERVERS, None)
-            self.carry_out(name, holding.take(self.now, self.table, SERVERS, self.view))
-            holding.live({}, {ANN: "ann"})
+            table_server = self.holdings[name] = TableServer(name, incarnation, self.table, 1 << 20)
+            table_server.set_up(SERVERS, None)
+            self.carry_out(name, table_server.apply_placement(self.now, self.table, SERVERS, self.view))
+            table_server.set_members({}, {ANN: "ann"})
 
     def become(self, table: m.TablePlaces) -> None:
         """All take the next view, in which the table is like this."""
         self.view += 1
-        for name, holding in self.holdings.items():
-            self.carry_out(name, holding.take(self.now, table, SERVERS, self.view))
+        for name, table_server in self.holdings.items():
+            self.carry_out(name, table_server.apply_placement(self.now, table, SERVERS, self.view))
 
     def push(self, number: int, form: Wire = "float32") -> None:
         """Ann adds 1 to all rows: her next push, or a slot."""
@@ -73,7 +73,7 @@ class Town:
 
     def carry_out(self, sender: str, outcome: HandlerResult | list[Effect]) -> None:
         if isinstance(outcome, HandlerResult):
-            assert not outcome.works
+            assert not outcome.computations
             outcome = outcome.effects
         for effect in outcome:
             assert isinstance(effect, Send)
@@ -105,13 +105,13 @@ class Town:
         """What the primary has, and so what a pull would read."""
         own = self.holdings["server-0"].primary
         assert own is not None
-        values: list[float] = own.extent.read(KeyRange(0, ROWS))[0][-1].tolist()
+        values: list[float] = own.check.read(KeyRange(0, ROWS))[0][-1].tolist()
         return values
 
     def digests(self) -> set[str]:
         """Of all who have the segment."""
         ask = m.TableStatusRequest(1, 1, self.view, digests=True)
-        told = [holding.status(ask).digests for holding in self.holdings.values()]
+        told = [table_server.status(ask).digests for table_server in self.holdings.values()]
         return {one[0] for one in told if one}
 
 
@@ -176,8 +176,8 @@ def _resend(town: Town, *kinds: type[m.Message]) -> None:
     """Time passes, until what was not acknowledged goes again; and is delivered."""
     for _ in range(10):
         town.now += SECOND
-        for name, holding in town.holdings.items():
-            town.carry_out(name, holding.tick(town.now, busy=False))
+        for name, table_server in town.holdings.items():
+            town.carry_out(name, table_server.tick(town.now, busy=False))
         town.deliver(*kinds)
 
 
@@ -190,7 +190,7 @@ def test_what_waits_for_a_copy_has_a_bound_and_who_pushes_waits(monkeypatch: pyt
     link = town.holdings["server-0"].log.links["server-1"]
     busy = [answer.request for answer in town.answers if isinstance(answer, m.Busy)]
     assert busy == list(range(12, 101))
-    assert link.waits == 11 * _PUSH
+    assert link.queued_bytes == 11 * _PUSH
     assert all("server-1" in answer.why for answer in town.answers if isinstance(answer, m.Busy))
     for number in range(11, 100):  # it is back: those who were sent away come again
         town.deliver()
@@ -198,7 +198,7 @@ def test_what_waits_for_a_copy_has_a_bound_and_who_pushes_waits(monkeypatch: pyt
     town.deliver()
     assert town.counted() == list(range(1, 101))
     assert town.values() == [100] * ROWS and len(town.digests()) == 1
-    assert link.waits == 0 and len(town.holdings["server-1"].backups.by_primary["server-0", 1].kept) <= 1
+    assert link.queued_bytes == 0 and len(town.holdings["server-1"].backups.by_primary["server-0", 1].uncommitted) <= 1
 
 
 def test_what_a_server_that_is_being_filled_keeps_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,14 +218,14 @@ def test_what_a_server_that_is_being_filled_keeps_has_a_bound(monkeypatch: pytes
     for number in range(100):
         town.push(number)
         town.deliver(m.Append, m.Appended)
-        assert follow.waits <= 11 * _PUSH
-        assert town.holdings["server-0"].log.links["server-2"].waits <= 11 * _PUSH
+        assert follow.waiting_bytes <= 11 * _PUSH
+        assert town.holdings["server-0"].log.links["server-2"].queued_bytes <= 11 * _PUSH
     taken = len(town.counted())
     assert taken == 11
     town.post.extend(slow)
     town.deliver()
     _resend(town)
-    assert follow.waits == 0 and any(isinstance(one, m.Full) for one in town.told)
+    assert follow.waiting_bytes == 0 and any(isinstance(one, m.Full) for one in town.told)
     for number in range(taken, 100):
         town.push(number)
         town.deliver()
@@ -238,15 +238,15 @@ def test_changes_that_an_image_has_are_not_kept_for_it() -> None:
     town.become(placed("server-0", filling="server-2"))
     fills = [one for one in town.post if isinstance(one[1].message, m.Fill)]
     town.post.clear()
-    follow = town.holdings["server-2"].backups.following("server-0")
+    follow = town.holdings["server-2"].backups.backup_for("server-0")
     late = [BackupEntry(m.ReplicatedChange(seq, "push"), None, (0,)) for seq in (0, 1, 2)]
     follow._waiting = list(late)
     town.post.extend(fills)
     message = fills[0][1].message
     assert isinstance(message, m.Fill) and message.seq == 0
     follow._arriving[0] = ArrivingSegment(0, 2)
-    follow._let_go()
-    assert follow._waiting == late[1:] and follow.waits == 2 * 256
+    follow._trim_waiting()
+    assert follow._waiting == late[1:] and follow.waiting_bytes == 2 * 256
     del follow._arriving[0]
     town.deliver()
     assert not follow._waiting
@@ -314,11 +314,11 @@ def append(follow: Backup, changes: list[tuple[m.ReplicatedChange, KeyValues]]) 
 
 def done(follow: Backup, outcome: HandlerResult) -> None:
     """Both changes, in their order, and by one computation: whatever else waits for it waits once."""
-    (work,) = outcome.works
+    (work,) = outcome.computations
     work.function()
     assert work.then(0) == HandlerResult()
-    assert follow.part is not None and follow.part.table.pull(ONE).item() == 2
-    assert follow.part.version.tolist() == [2]
+    assert follow.state is not None and follow.state.table.pull(ONE).item() == 2
+    assert follow.state.version.tolist() == [2]
 
 
 def test_a_copy_makes_changes_in_the_order_of_the_log_also_if_the_first_takes_long() -> None:
@@ -329,7 +329,7 @@ def test_a_copy_makes_changes_in_the_order_of_the_log_also_if_the_first_takes_lo
 
 def test_a_copy_makes_changes_in_the_order_of_the_log_also_if_the_second_came_first() -> None:
     follow, changes = copy_and_changes()
-    assert not append(follow, changes[1:]).works
+    assert not append(follow, changes[1:]).computations
     done(follow, append(follow, changes[:1]))
 
 
@@ -339,8 +339,8 @@ def test_a_push_that_came_in_two_parts_of_which_one_went_elsewhere_is_made() -> 
     for segments in ([True, False], [False, True]):
         change = m.ReplicatedChange(0, "push", stream=0, number=7)
         log.append(0, LogEntry(change, None, np.array(segments)), [KeyRange(0, 4), KeyRange(4, 8)], [0, 1])
-    log.moved([0, -1], 1, [KeyRange(0, 4), KeyRange(4, 8)])
+    log.remap_segments([0, -1], 1, [KeyRange(0, 4), KeyRange(4, 8)])
     assert log.pending(0, 7) is not None
-    while (entry := log.ready()) is not None:
-        log.made(entry)
+    while (entry := log.pop_ready()) is not None:
+        log.mark_applied(entry)
     assert log.applied == log.seq == 2 and log.pending(0, 7) is None

@@ -1,4 +1,4 @@
-"""Segments come and go on one ground: what stays is not touched, what goes is given back, what comes lies where it will be read."""
+"""Segments come and go on one storage: what stays is not touched, what goes is given back, what comes lies where it will be read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.limits import MB
 from shoal.store.server.segment_state import SegmentState
 from shoal.store.table.arena import DenseArena
 from shoal.store.table.slab import DenseRows
-from shoal.store.table.table import ServerTable, ground_of
+from shoal.store.table.table import ServerTable, storage_for
 from shoal.wire import messages as m
 
 
@@ -32,9 +32,9 @@ def some(spec: tables.Table, segments: list[KeyRange]) -> ServerTable:
 @pytest.mark.parametrize("spec", [tables.Dense(rows=100), tables.Sparse(keys=100)])
 def test_what_stays_is_where_it_was_and_what_goes_is_gone(spec: tables.Table) -> None:
     table = some(spec, ranges((0, 20), (20, 40), (60, 80)))
-    ground = table.part
-    fewer = ServerTable(spec, ranges((0, 20), (60, 80)), ground)
-    assert fewer.part is ground and fewer.rows == 40
+    storage = table.storage
+    fewer = ServerTable(spec, ranges((0, 20), (60, 80)), storage)
+    assert fewer.storage is storage and fewer.rows == 40
     keys = np.array([0, 19, 60, 79], np.uint64)
     assert fewer.pull(keys).ravel().tolist() == [0, 19, 60, 79]
     assert "not held here" in str(fewer.check_keys(np.array([20], np.uint64)))
@@ -43,7 +43,7 @@ def test_what_stays_is_where_it_was_and_what_goes_is_gone(spec: tables.Table) ->
 @pytest.mark.parametrize("spec", [tables.Dense(rows=100), tables.Sparse(keys=100)])
 def test_a_segment_that_was_cut_in_two_keeps_its_rows(spec: tables.Table) -> None:
     table = some(spec, ranges((0, 20), (20, 60)))
-    halves = ServerTable(spec, ranges((0, 20), (20, 31), (31, 60)), table.part)
+    halves = ServerTable(spec, ranges((0, 20), (20, 31), (31, 60)), table.storage)
     keys = np.arange(60, dtype=np.uint64)
     assert halves.pull(keys).ravel().tolist() == keys.tolist()
 
@@ -56,11 +56,11 @@ def test_a_segment_comes_in_pieces_and_goes_and_comes_again(spec: tables.Table) 
         rows, names = other.image(0)
         for at in (0, 8, 16):
             piece = None if names is None else names[at : at + 8]
-            table.part.place(KeyRange(40, 60), at, rows[at : at + 8], piece)
-        both = ServerTable(spec, ranges((0, 20), (40, 60)), table.part)
+            table.storage.place(KeyRange(40, 60), at, rows[at : at + 8], piece)
+        both = ServerTable(spec, ranges((0, 20), (40, 60)), table.storage)
         assert both.pull(np.array([3, 40, 59], np.uint64)).ravel().tolist() == [3, 40, 59]
         assert both.rows == 40
-        table = ServerTable(spec, ranges((0, 20)), both.part)
+        table = ServerTable(spec, ranges((0, 20)), both.storage)
         assert table.rows == 20
 
 
@@ -78,7 +78,7 @@ def test_a_range_goes_over_the_gaps_between_segments() -> None:
 def test_rows_that_moved_are_found_again_by_those_who_knew_where_they_were() -> None:
     table = some(tables.Sparse(keys=100), ranges((0, 20), (20, 100)))
     layout = table.layout
-    fewer = ServerTable(tables.Sparse(keys=100), ranges((20, 100)), table.part)
+    fewer = ServerTable(tables.Sparse(keys=100), ranges((20, 100)), table.storage)
     assert fewer.layout > layout
     keys = np.arange(20, 100, dtype=np.uint64)
     assert fewer.pull(keys).ravel().tolist() == keys.tolist()
@@ -88,8 +88,8 @@ def test_a_sparse_ground_that_lost_most_of_its_rows_is_small_again() -> None:
     spec = tables.Sparse(keys=1 << 20)
     table = some(spec, ranges((0, 1000), (1000, 200_000)))
     before = table.memory
-    fewer = ServerTable(spec, ranges((0, 1000)), table.part)
-    while fewer.part.clear_some():
+    fewer = ServerTable(spec, ranges((0, 1000)), table.storage)
+    while fewer.storage.compact_some():
         pass
     assert fewer.memory < before / 20
 
@@ -102,7 +102,7 @@ def test_what_a_dense_table_lets_go_of_is_given_back_to_the_system() -> None:
     empty = resident()
     table.push(KeyRange(0, rows), np.ones((rows, 1), np.float32))
     full = resident()
-    fewer = ServerTable(tables.Dense(rows=rows), ranges((0, half)), table.part)
+    fewer = ServerTable(tables.Dense(rows=rows), ranges((0, half)), table.storage)
     assert full - empty > 3.9 * rows
     assert full - resident() > 0.9 * 4 * half
     assert fewer.pull(KeyRange(half - 2, rows)).ravel().tolist() == [1, 1]
@@ -119,12 +119,12 @@ def test_address_space_for_a_table_larger_than_memory_costs_nothing_until_it_is_
 def test_a_part_on_the_same_ground_has_the_books_it_is_given() -> None:
     spec = tables.Dense(rows=30, update=tables.Update("adagrad", {"step": 0.1}))
     part = SegmentState(1, spec, [(0, KeyRange(0, 10)), (1, KeyRange(10, 20))])
-    part.write(m.ReplicatedChange(1, "push"), None, part.extent.whole)
+    part.write(m.ReplicatedChange(1, "push"), None, part.check.all_mask)
     part.table.push(KeyRange(0, 20), np.ones((20, 1), np.float32))
     part.version[:] = [4, 5]
     digest, books = part.digest(1), part.books(1)
-    alone = SegmentState(1, spec, [(1, KeyRange(10, 20))], part.ground)
-    alone.enter([books])
+    alone = SegmentState(1, spec, [(1, KeyRange(10, 20))], part.storage)
+    alone.load_books([books])
     assert alone.digest(1) == digest and alone.version.tolist() == [5]
 
 
@@ -153,7 +153,7 @@ def test_taking_ranges_from_one_another_is_taking_their_keys(seed: int) -> None:
 
 def test_a_ground_without_segments_holds_nothing() -> None:
     for spec in (tables.Dense(rows=10, initial=tables.Constant(3.0)), tables.Sparse(keys=10)):
-        assert ground_of(spec).rows == 0
+        assert storage_for(spec).rows == 0
 
 
 def resident() -> int:
@@ -162,43 +162,43 @@ def resident() -> int:
 
 def test_a_segment_goes_from_one_ground_to_the_other_beside_it_as_it_lies() -> None:
     spec = tables.Dense(rows=100, initial=tables.Constant(2.0))
-    copies = ground_of(spec, ranges((0, 20), (40, 60)))
-    own = ServerTable(spec, ranges((40, 60)), ground_of(spec, (), copies))
+    copies = storage_for(spec, ranges((0, 20), (40, 60)))
+    own = ServerTable(spec, ranges((40, 60)), storage_for(spec, (), copies))
     rows, _ = copies.image(KeyRange(40, 60), copy=False)
-    own.part.place(KeyRange(40, 60), 0, rows, None)
+    own.storage.place(KeyRange(40, 60), 0, rows, None)
     assert np.shares_memory(own.image(0, copy=False)[0], rows)
-    copies.hold(tuple(ranges((0, 20))))  # who had it before gives nothing back
+    copies.set_segments(tuple(ranges((0, 20))))  # who had it before gives nothing back
     assert own.pull(np.array([40, 59], np.uint64)).ravel().tolist() == [2, 2]
 
 
 def test_only_who_claimed_rows_last_gives_them_back() -> None:
     reserve, page = DenseArena(1 << 20, 1), 1 << 16
     reserve.slab[:] = 1.0
-    one, other = reserve.enter(), reserve.enter()
+    one, other = reserve.new_holder(), reserve.new_holder()
     reserve.claim(one, ranges((0, 4 * page)))
     reserve.claim(other, ranges((page, 2 * page)))
-    reserve.let_go(one, KeyRange(0, 3 * page))
+    reserve.release(one, KeyRange(0, 3 * page))
     assert reserve.slab[[0, page, 2 * page, 3 * page], 0].tolist() == [0, 1, 0, 1]
-    reserve.let_go(other, KeyRange(0, 4 * page))
+    reserve.release(other, KeyRange(0, 4 * page))
     assert reserve.slab[[0, page, 2 * page, 3 * page], 0].tolist() == [0, 0, 0, 1]
 
 
 def test_of_holders_that_are_over_nothing_is_kept() -> None:
     spec = tables.Dense(rows=100)
-    own = ground_of(spec, ranges((0, 20)))
+    own = storage_for(spec, ranges((0, 20)))
     assert isinstance(own, DenseRows)
     for _ in range(50):  # servers that come, hand over a segment, and are gone
-        copies = ground_of(spec, ranges((40, 60)), own)
-        ground_of(spec, (), copies).place(KeyRange(40, 60), 0, copies.image(KeyRange(40, 60), copy=False)[0], None)
-        own.hold(tuple(ranges((0, 20), (40, 60))))
-        own.hold(tuple(ranges((0, 20))))
+        copies = storage_for(spec, ranges((40, 60)), own)
+        storage_for(spec, (), copies).place(KeyRange(40, 60), 0, copies.image(KeyRange(40, 60), copy=False)[0], None)
+        own.set_segments(tuple(ranges((0, 20), (40, 60))))
+        own.set_segments(tuple(ranges((0, 20))))
     assert list(own._reserve._claims.values()) == [ranges((0, 20))]
 
 
 def test_an_old_table_never_shows_the_rows_of_another_segment() -> None:
     for spec in (tables.Dense(rows=100), tables.Sparse(keys=100)):
         old = some(spec, ranges((0, 20), (20, 40)))
-        ServerTable(spec, ranges((20, 40)), old.part)
+        ServerTable(spec, ranges((20, 40)), old.storage)
         assert len(old.image(1)[0]) == 20
-        with pytest.raises(AssertionError, match="not on this ground any more"):
+        with pytest.raises(AssertionError, match="is not stored here any more"):
             old.image(0)

@@ -47,10 +47,10 @@ class Town:
 
     def __post_init__(self) -> None:
         for name, incarnation in SERVERS.items():
-            holding = self.holdings[name] = TableServer(name, incarnation, self.table, 1 << 20)
-            holding.set_up(SERVERS, None)
-            self.carry_out(name, holding.take(self.now, self.table, SERVERS, self.view))
-            holding.live({}, {ANN: "ann"})
+            table_server = self.holdings[name] = TableServer(name, incarnation, self.table, 1 << 20)
+            table_server.set_up(SERVERS, None)
+            self.carry_out(name, table_server.apply_placement(self.now, self.table, SERVERS, self.view))
+            table_server.set_members({}, {ANN: "ann"})
 
     def next_view(self, table: m.TablePlaces) -> None:
         """There is one; nobody has it yet."""
@@ -58,7 +58,7 @@ class Town:
 
     def takes(self, *names: str) -> None:
         for name in names:
-            self.carry_out(name, self.holdings[name].take(self.now, self.table, SERVERS, self.view))
+            self.carry_out(name, self.holdings[name].apply_placement(self.now, self.table, SERVERS, self.view))
 
     def become(self, table: m.TablePlaces) -> None:
         self.next_view(table)
@@ -77,7 +77,7 @@ class Town:
 
     def carry_out(self, sender: str, outcome: HandlerResult | list[Effect]) -> None:
         if isinstance(outcome, HandlerResult):
-            assert not outcome.works
+            assert not outcome.computations
             outcome = outcome.effects
         for effect in outcome:
             assert isinstance(effect, Send)
@@ -118,8 +118,8 @@ class Town:
     def values(self, segment: int) -> dict[str, float]:
         """The first row of a segment, wherever there is one."""
         found = {}
-        for name, holding in self.holdings.items():
-            parts = [holding.primary, *(follow.part for follow in holding.backups.by_primary.values())]
+        for name, table_server in self.holdings.items():
+            parts = [table_server.primary, *(follow.state for follow in table_server.backups.by_primary.values())]
             for part in parts:
                 if part is not None and segment in part.segments:
                     found[name] = float(part.table.pull(np.array([4 * segment], np.uint64)).item())
@@ -127,7 +127,7 @@ class Town:
 
     def digests(self, segment: int) -> set[str]:
         ask = m.TableStatusRequest(1, 1, self.view, digests=True)
-        told = [holding.status(ask).digests for holding in self.holdings.values()]
+        told = [table_server.status(ask).digests for table_server in self.holdings.values()]
         return {one[segment] for one in told if segment in one}
 
     def opened(self) -> list[list[int]]:
@@ -313,19 +313,23 @@ def test_what_is_over_in_other_segments_of_a_former_primary_says_nothing_about_t
 
 def test_a_pull_that_need_not_wait_any_more_by_the_very_view_that_takes_a_segment_away_is_asked_again() -> None:
     waits = Dense(rows=ROWS, update=Sum(), apply=Step(slots=1), max_delay=0)
-    holding = TableServer("a", SERVERS["a"], placed(waits, "ab", "ab"), inline=0)  # every read is a work of its own
-    holding.set_up(SERVERS, None)
-    holding.take(0, holding.placed, SERVERS, 1)
-    holding.live({ANN: "ann"}, {ANN: "ann"})
-    assert holding.primary is not None
+    table_server = TableServer(
+        "a", SERVERS["a"], placed(waits, "ab", "ab"), inline=0
+    )  # every read is a work of its own
+    table_server.set_up(SERVERS, None)
+    table_server.apply_placement(0, table_server.placed, SERVERS, 1)
+    table_server.set_members({ANN: "ann"}, {ANN: "ann"})
+    assert table_server.primary is not None
     facts: dict[str, Any] = {"request": 1, "table": 1, "view": 1, "generation": 0, "incarnation": ANN, "clock": 5}
     pull = m.Pull(**facts, entered=0, spell=0, first=0, last=2, count=ROWS)
-    assert isinstance(answer(holding.primary.pull(0, "ann", pull, (np.arange(ROWS, dtype=np.uint64),))), m.PushHeld)
+    assert isinstance(
+        answer(table_server.primary.pull(0, "ann", pull, (np.arange(ROWS, dtype=np.uint64),))), m.PushHeld
+    )
     free = Dense(rows=ROWS, update=Sum(), apply=Step(slots=1), max_delay=None)
-    outcome = holding.take(1, handed(free, "ab", "b", 2), SERVERS, 2)
-    for work in outcome.works:
+    outcome = table_server.apply_placement(1, handed(free, "ab", "b", 2), SERVERS, 2)
+    for work in outcome.computations:
         work.function()
-    assert holding.primary.segments == [0]
+    assert table_server.primary.segments == [0]
 
 
 def answer(outcome: HandlerResult) -> m.Message:
@@ -548,8 +552,8 @@ def test_who_is_full_because_it_gets_no_more_is_required_before_the_coordinator_
 def with_ann() -> Town:
     """Ann is a worker: she has clocks. The first segment is a's, backed by y; the second is x's, backed by a."""
     town = Town(placed(DENSE, "ay", "xa"))
-    for holding in town.holdings.values():
-        holding.live({ANN: "ann"}, {ANN: "ann"})
+    for table_server in town.holdings.values():
+        table_server.set_members({ANN: "ann"}, {ANN: "ann"})
     return town
 
 
@@ -598,8 +602,8 @@ def test_a_segment_that_opens_says_once_who_came_and_who_went() -> None:
 def test_a_copy_whose_primary_changed_learns_of_a_park_with_other_segments_and_says_so_when_it_opens() -> None:
     """Two segments of one primary: the second goes to its backup, and then she parks at the first, which that one still backs up."""
     town = Town(placed(DENSE, "ax", "ax"))
-    for holding in town.holdings.values():
-        holding.live({ANN: "ann"}, {ANN: "ann"})
+    for table_server in town.holdings.values():
+        table_server.set_members({ANN: "ann"}, {ANN: "ann"})
     enters(town, "a")
     town.settle()
     town.next_view(handed(DENSE, "ax", "xa", 2))

@@ -20,12 +20,12 @@ def pushed(start: int, stop: int) -> KeyValues:
 
 
 def clocks(part: SegmentState, keys: KeyRange) -> list[tuple[KeyRange, VectorClock]]:
-    return part.events.read(keys)
+    return part.vector_clocks.read(keys)
 
 
 def test_a_range_ticks_its_own_keys_only() -> None:
     part = SegmentState(1, Dense(rows=300), HELD)
-    part.note(m.ReplicatedChange(1, "push", incarnation=5), part.extent.whole, True, pushed(50, 250))
+    part.record(m.ReplicatedChange(1, "push", incarnation=5), part.check.all_mask, True, pushed(50, 250))
     assert clocks(part, KeyRange(0, 100)) == [
         (KeyRange(0, 50), VectorClock()),
         (KeyRange(50, 100), VectorClock({5: 1})),
@@ -34,7 +34,7 @@ def test_a_range_ticks_its_own_keys_only() -> None:
 
 def test_a_segment_that_had_the_change_before_is_not_ticked_again() -> None:
     part = SegmentState(1, Dense(rows=300), HELD)
-    part.note(m.ReplicatedChange(1, "push", incarnation=5), part.extent.mask([2]), False, pushed(50, 250))
+    part.record(m.ReplicatedChange(1, "push", incarnation=5), part.check.mask([2]), False, pushed(50, 250))
     assert clocks(part, KeyRange(0, 100)) == [(KeyRange(0, 100), VectorClock())]
     assert clocks(part, KeyRange(200, 300)) == [
         (KeyRange(200, 250), VectorClock({5: 1})),
@@ -45,11 +45,11 @@ def test_a_segment_that_had_the_change_before_is_not_ticked_again() -> None:
 def test_a_list_of_keys_ticks_the_segments_it_went_to() -> None:
     part = SegmentState(1, Dense(rows=300), HELD)
     listed = KeyValues(np.array([201], np.uint64), np.ones((1, 1), np.float32))
-    part.note(m.ReplicatedChange(1, "push", incarnation=5), part.extent.mask([2]), False, listed)
+    part.record(m.ReplicatedChange(1, "push", incarnation=5), part.check.mask([2]), False, listed)
     both = KeyValues(np.array([3, 201], np.uint64), np.ones((2, 1), np.float32))
-    part.note(m.ReplicatedChange(2, "push", incarnation=6), part.extent.whole, True, both)
-    part.note(m.ReplicatedChange(3, "push", incarnation=7), part.extent.whole, True, None)  # it has nothing for us
-    part.note(m.ReplicatedChange(4, "push", incarnation=5), part.extent.whole, True, listed)
+    part.record(m.ReplicatedChange(2, "push", incarnation=6), part.check.all_mask, True, both)
+    part.record(m.ReplicatedChange(3, "push", incarnation=7), part.check.all_mask, True, None)  # it has nothing for us
+    part.record(m.ReplicatedChange(4, "push", incarnation=5), part.check.all_mask, True, listed)
     assert clocks(part, KeyRange(0, 100)) == [(KeyRange(0, 100), VectorClock({6: 1}))]
     assert clocks(part, KeyRange(200, 300)) == [(KeyRange(200, 300), VectorClock({5: 2, 6: 1}))]
 
@@ -58,13 +58,13 @@ def test_the_clocks_of_all_segments_fit_one_header_however_many_there_are() -> N
     rows = 8_000
     part = SegmentState(1, Dense(rows=rows), [(i, KeyRange(i * 1_000, (i + 1) * 1_000)) for i in range(8)])
     for i in range(3_000):
-        part.events.tick(1 + i % 60, KeyRange(2 * i, 2 * i + 1))
+        part.vector_clocks.tick(1 + i % 60, KeyRange(2 * i, 2 * i + 1))
     for node in range(1, 101):
-        part.events.tick(node)
-    assert len(part.events) > 2_000
+        part.vector_clocks.tick(node)
+    assert len(part.vector_clocks) > 2_000
     books = [part.books(segment) for segment in part.segments]
     assert len(msgspec.msgpack.encode(books)) < HEADER_BYTES // 2
     for segment, book in enumerate(books):
         for start, stop, counts in book.events:  # what is told together knows all that happened there
             told = VectorClock(counts)
-            assert all(clock <= told for _, clock in part.events.read(KeyRange(start, stop))), segment
+            assert all(clock <= told for _, clock in part.vector_clocks.read(KeyRange(start, stop))), segment

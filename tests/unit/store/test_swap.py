@@ -30,14 +30,14 @@ def swapped(table: m.TablePlaces, view: int, segments: list[int] | None = None) 
 
 def push(town: Town, table: m.TablePlaces, number: int) -> None:
     """Ann adds 1 to all rows, wherever they are served."""
-    for name, holding in town.holdings.items():
-        own = holding.primary
-        if own is None or holding.opening or holding.placed.places != table.places:
+    for name, table_server in town.holdings.items():
+        own = table_server.primary
+        if own is None or table_server.opening or table_server.placed.places != table.places:
             continue
         mine = [s for s, place in enumerate(table.places) if place.servers[0] == name]
         if own.segments != mine:
             continue
-        keys = np.concatenate([np.arange(r.start, r.stop) for r in own.extent.ranges]).astype(np.uint64)
+        keys = np.concatenate([np.arange(r.start, r.stop) for r in own.check.ranges]).astype(np.uint64)
         facts: dict[str, Any] = {"request": number + 1, "table": 1, "view": town.view, "generation": 0}
         facts |= {"count": len(keys), "incarnation": ANN, "stream": -ANN, "number": number, "floor": 0, "step": 0}
         ask = m.Push(**facts, entered=0, spell=0, first=0, last=m.EVERYWHERE)
@@ -46,10 +46,10 @@ def push(town: Town, table: m.TablePlaces, number: int) -> None:
 
 def values(town: Town) -> list[float]:
     found = np.full(ROWS, -1.0)
-    for holding in town.holdings.values():
-        if holding.primary is not None:
-            for keys in holding.primary.extent.ranges:
-                rows = holding.primary.extent.read(KeyRange(keys.start, keys.stop))[0][-1]
+    for table_server in town.holdings.values():
+        if table_server.primary is not None:
+            for keys in table_server.primary.check.ranges:
+                rows = table_server.primary.check.read(KeyRange(keys.start, keys.stop))[0][-1]
                 found[keys.start : keys.stop] = rows
     return found.tolist()
 
@@ -57,8 +57,8 @@ def values(town: Town) -> list[float]:
 def settle(town: Town) -> None:
     for _ in range(8):
         town.now += SECOND // 3
-        for name, holding in town.holdings.items():
-            town.carry_out(name, holding.tick(town.now, False))
+        for name, table_server in town.holdings.items():
+            town.carry_out(name, table_server.tick(town.now, False))
         town.deliver()
 
 
@@ -125,8 +125,8 @@ def test_if_the_new_primary_dies_before_they_are_level_the_old_one_takes_over_wi
     town.view += 1
     alone = replace(town.table, places=[m.Replicas(town.view, ["server-0"], since=town.view)])
     members = {name: one for name, one in SERVERS.items() if name != "server-1"}
-    for name, holding in town.holdings.items():
-        town.carry_out(name, holding.take(town.now, alone, members, town.view))
+    for name, table_server in town.holdings.items():
+        town.carry_out(name, table_server.apply_placement(town.now, alone, members, town.view))
     assert values(town) == [1] * ROWS
 
 
@@ -142,7 +142,7 @@ def test_one_that_missed_a_split_and_two_swaps_does_not_take_the_old_log_for_the
         town.become(table)
     town.post = type(town.post)(one for one in town.post if one[1].to != "server-2")
     town.holdings["server-2"] = late
-    town.carry_out("server-2", late.take(town.now, back, SERVERS, town.view))
+    town.carry_out("server-2", late.apply_placement(town.now, back, SERVERS, town.view))
     settle(town)
     push(town, back, 1)
     settle(town)
@@ -173,7 +173,7 @@ def test_whatever_the_order_of_swaps_and_splits_every_push_counts_once(story: li
     def show(name: str, view: int) -> None:
         if view > shown[name]:
             shown[name], town.view = view, max(town.view, view)
-            town.carry_out(name, town.holdings[name].take(town.now, tables[view], SERVERS, view))
+            town.carry_out(name, town.holdings[name].apply_placement(town.now, tables[view], SERVERS, view))
 
     def deliver(at: int) -> None:
         sender, send = town.post[at]
@@ -204,8 +204,8 @@ def test_whatever_the_order_of_swaps_and_splits_every_push_counts_once(story: li
             show(ALL[number % 3], newest)
         elif what == "tick":
             town.now += SECOND // 3
-            for name, holding in town.holdings.items():
-                town.carry_out(name, holding.tick(town.now, False))
+            for name, table_server in town.holdings.items():
+                town.carry_out(name, table_server.tick(town.now, False))
     for name in ALL:
         show(name, max(tables))
     settle(town)

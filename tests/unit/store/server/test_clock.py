@@ -213,9 +213,9 @@ def test_a_pull_waits_only_for_the_segments_it_covers() -> None:
 def test_nobody_waits_for_the_departed() -> None:
     made = clocks(0, ANN, BOB)
     walk(made, ANN, 2)
-    assert not made.live({ANN: "ann", BOB: "bob"})
+    assert not made.drop_departed({ANN: "ann", BOB: "bob"})
     assert not made.may_pull(2, ONE)
-    assert made.live({ANN: "ann"})
+    assert made.drop_departed({ANN: "ann"})
     assert made.may_pull(2, ONE)
     made.tick(BOB, 1, ONE)  # from the grave
     assert made.slowest().tolist() == [2]

@@ -56,15 +56,15 @@ SOME, OTHERS = keys_of(1, 5, 300, 700), keys_of(2, 5, 301, 999)
 
 def test_a_list_that_was_sent_is_known_by_its_number_from_then_on() -> None:
     handles, table = KeyLists(), a_table()
-    assert handles.whole(pull(SOME, 3, False), [SOME], table) is not None
-    found = handles.whole(pull(SOME, 3, True), [], table)
+    assert handles.resolve(pull(SOME, 3, False), [SOME], table) is not None
+    found = handles.resolve(pull(SOME, 3, True), [], table)
     assert found is not None and np.array_equal(found[0], SOME)
     assert found[0] is not SOME  # what came may be somebody else's: a copy is kept
 
 
 def test_a_message_without_a_number_is_left_alone() -> None:
     handles, arrays = KeyLists(), [SOME]
-    assert handles.whole(pull(SOME, 0, False), arrays, a_table()) is arrays
+    assert handles.resolve(pull(SOME, 0, False), arrays, a_table()) is arrays
     assert len(handles) == 0
 
 
@@ -75,80 +75,80 @@ def test_a_message_without_a_number_is_left_alone() -> None:
 )
 def test_what_does_not_fit_is_forgotten_and_changes_nothing(wrong: dict[str, int]) -> None:
     handles, table = KeyLists(), a_table()
-    handles.whole(pull(SOME, 3, False), [SOME], table)
+    handles.resolve(pull(SOME, 3, False), [SOME], table)
     asked = msgspec.structs.replace(pull(SOME, 3, True), **wrong)
-    assert handles.whole(asked, [], table) is None
+    assert handles.resolve(asked, [], table) is None
     assert handles.counts["forgotten"] == 1
-    found = handles.whole(pull(SOME, 3, True), [], table)
+    found = handles.resolve(pull(SOME, 3, True), [], table)
     assert found is not None and np.array_equal(found[0], SOME)
 
 
 def test_a_pull_that_names_a_list_and_brings_keys_is_refused() -> None:
     handles, table = KeyLists(), a_table()
-    handles.whole(pull(SOME, 3, False), [SOME], table)
+    handles.resolve(pull(SOME, 3, False), [SOME], table)
     with pytest.raises(BadKeys, match="one of the two is needed"):
-        handles.whole(pull(SOME, 3, True), [OTHERS], table)
+        handles.resolve(pull(SOME, 3, True), [OTHERS], table)
 
 
 def test_a_number_that_is_given_again_names_the_new_list() -> None:
     handles, table = KeyLists(), a_table()
-    handles.whole(pull(SOME, 3, False), [SOME], table)
-    handles.whole(pull(OTHERS, 3, False), [OTHERS], table)
-    assert handles.whole(pull(SOME, 3, True), [], table) is None
-    found = handles.whole(pull(OTHERS, 3, True), [], table)
+    handles.resolve(pull(SOME, 3, False), [SOME], table)
+    handles.resolve(pull(OTHERS, 3, False), [OTHERS], table)
+    assert handles.resolve(pull(SOME, 3, True), [], table) is None
+    found = handles.resolve(pull(OTHERS, 3, True), [], table)
     assert found is not None and np.array_equal(found[0], OTHERS)
-    assert len(handles) == len(table.known) == 1
+    assert len(handles) == len(table.row_cache) == 1
 
 
 def test_a_list_that_is_sent_twice_stays_the_one_it_was() -> None:
     handles, table = KeyLists(), a_table()
-    first = handles.whole(pull(SOME, 3, False), [SOME], table)
-    again = handles.whole(pull(SOME, 3, False), [SOME.copy()], table)
+    first = handles.resolve(pull(SOME, 3, False), [SOME], table)
+    again = handles.resolve(pull(SOME, 3, False), [SOME.copy()], table)
     assert first is not None and again is not None and first[0] is again[0]
 
 
 def test_a_list_of_one_client_is_unknown_under_anothers_incarnation() -> None:
     handles, table = KeyLists(), a_table()
-    handles.whole(pull(SOME, 1, False, who=7), [SOME], table)
-    handles.whole(pull(OTHERS, 1, False, who=8), [OTHERS], table)
-    mine, theirs = (handles.whole(pull(k, 1, True, who=w), [], table) for k, w in ((SOME, 7), (OTHERS, 8)))
+    handles.resolve(pull(SOME, 1, False, who=7), [SOME], table)
+    handles.resolve(pull(OTHERS, 1, False, who=8), [OTHERS], table)
+    mine, theirs = (handles.resolve(pull(k, 1, True, who=w), [], table) for k, w in ((SOME, 7), (OTHERS, 8)))
     assert mine is not None and np.array_equal(mine[0], SOME)
     assert theirs is not None and np.array_equal(theirs[0], OTHERS)
 
 
 def test_lists_of_those_who_left_are_let_go() -> None:
     handles, table = KeyLists(), a_table()
-    handles.whole(pull(SOME, 1, False, who=7), [SOME], table)
-    handles.whole(pull(SOME, 1, False, who=8), [SOME], table)
-    handles.live({8: "ann"})
-    assert len(handles) == len(table.known) == 1
-    assert handles.whole(pull(SOME, 1, True, who=7), [], table) is None
+    handles.resolve(pull(SOME, 1, False, who=7), [SOME], table)
+    handles.resolve(pull(SOME, 1, False, who=8), [SOME], table)
+    handles.drop_departed({8: "ann"})
+    assert len(handles) == len(table.row_cache) == 1
+    assert handles.resolve(pull(SOME, 1, True, who=7), [], table) is None
 
 
 def test_the_least_recently_used_go_first_and_memory_is_bounded() -> None:
     size = 512 + 2 * SOME.nbytes
     handles, table = KeyLists(3 * size), a_table()
     for number in (1, 2, 3):
-        handles.whole(pull(SOME, number, False), [SOME], table)
-    handles.whole(pull(SOME, 1, True), [], table)
-    handles.whole(pull(SOME, 4, False), [SOME], table)
-    assert handles.bytes == 3 * size and len(table.known) == 3
-    assert handles.whole(pull(SOME, 2, True), [], table) is None
-    assert all(handles.whole(pull(SOME, number, True), [], table) is not None for number in (1, 3, 4))
+        handles.resolve(pull(SOME, number, False), [SOME], table)
+    handles.resolve(pull(SOME, 1, True), [], table)
+    handles.resolve(pull(SOME, 4, False), [SOME], table)
+    assert handles.bytes == 3 * size and len(table.row_cache) == 3
+    assert handles.resolve(pull(SOME, 2, True), [], table) is None
+    assert all(handles.resolve(pull(SOME, number, True), [], table) is not None for number in (1, 3, 4))
 
 
 def test_a_list_that_is_too_long_to_keep_is_used_and_not_kept() -> None:
     handles = KeyLists(600)
-    arrays = handles.whole(pull(SOME, 1, False), [SOME], a_table())
+    arrays = handles.resolve(pull(SOME, 1, False), [SOME], a_table())
     assert arrays is not None and arrays[0] is SOME and len(handles) == 0
 
 
 def test_both_lists_of_a_push_that_looks_ahead_may_be_known() -> None:
     handles, table, values = KeyLists(), a_table(), np.ones(4, np.float32)
-    handles.whole(push(SOME, OTHERS, handle=1, ahead_handle=2), [OTHERS, SOME, values], table)
+    handles.resolve(push(SOME, OTHERS, handle=1, ahead_handle=2), [OTHERS, SOME, values], table)
     for known, ahead_known, sent in ((True, True, []), (True, False, [OTHERS]), (False, True, [SOME])):
         asked = push(SOME, OTHERS, handle=1, known=known, ahead_handle=2, ahead_known=ahead_known)
-        arrays = handles.whole(asked, [*sent, values], table)
+        arrays = handles.resolve(asked, [*sent, values], table)
         assert arrays is not None and arrays[2] is values
         assert np.array_equal(arrays[0], OTHERS) and np.array_equal(arrays[1], SOME)
 
@@ -156,25 +156,25 @@ def test_both_lists_of_a_push_that_looks_ahead_may_be_known() -> None:
 def test_a_push_of_nothing_that_looks_ahead_has_its_arrays_in_order() -> None:
     handles, table = KeyLists(), a_table()
     none, nothing = np.empty(0, np.uint64), np.empty(0, np.float32)
-    handles.whole(push(none, OTHERS, ahead_handle=2), [OTHERS, none, nothing], table)
-    arrays = handles.whole(push(none, OTHERS, ahead_handle=2, ahead_known=True), [none, nothing], table)
+    handles.resolve(push(none, OTHERS, ahead_handle=2), [OTHERS, none, nothing], table)
+    arrays = handles.resolve(push(none, OTHERS, ahead_handle=2, ahead_known=True), [none, nothing], table)
     assert arrays is not None and [len(array) for array in arrays] == [4, 0, 0]
 
 
 def test_keys_are_kept_once_for_tables_that_share_them() -> None:
     handles, weights, counts = KeyLists(), a_table(), a_table()
-    handles.whole(pull(SOME, 1, False), [SOME], weights)
-    found = handles.whole(pull(SOME, 1, True), [], counts)
+    handles.resolve(pull(SOME, 1, False), [SOME], weights)
+    found = handles.resolve(pull(SOME, 1, True), [], counts)
     assert found is not None and len(handles) == 1
     assert handles.bytes == 512 + 3 * SOME.nbytes  # the keys, and rows in two tables
 
 
 def test_a_table_that_is_gone_is_not_kept_alive_by_its_lists() -> None:
     handles, table = KeyLists(), a_table()
-    handles.whole(pull(SOME, 1, False), [SOME], table)
+    handles.resolve(pull(SOME, 1, False), [SOME], table)
     del table
     again = a_table()
-    assert handles.whole(pull(SOME, 1, True), [], again) is not None
+    assert handles.resolve(pull(SOME, 1, True), [], again) is not None
     assert handles.bytes == 512 + 2 * SOME.nbytes
 
 
@@ -184,33 +184,33 @@ def test_a_table_that_is_gone_is_not_kept_alive_by_its_lists() -> None:
 @pytest.mark.parametrize("sort", [Dense, Sparse])
 def test_a_known_list_goes_to_the_rows_that_its_keys_have(sort: type[Dense] | type[Sparse]) -> None:
     table, twin, ones = a_table(sort), a_table(sort), np.ones((4, 1), np.float32)
-    table.known.note(SOME)
+    table.row_cache.register(SOME)
     for _ in range(5):
         assert table.check_keys(SOME) is None
         table.push(SOME, ones)
         twin.push(SOME.copy(), ones)
         assert np.array_equal(table.pull(SOME), twin.pull(SOME.copy()))
-    assert (table.known.rows(SOME) is not None) == (sort is Sparse) and twin.known.rows(SOME) is None
+    assert (table.row_cache.rows(SOME) is not None) == (sort is Sparse) and twin.row_cache.rows(SOME) is None
 
 
 def test_rows_are_searched_for_again_when_they_have_moved() -> None:
     table, one = a_table(Sparse), np.ones((4, 1), np.float32)
-    table.known.note(SOME)
+    table.row_cache.register(SOME)
     assert table.check_keys(SOME) is None
     for _ in range(3):
         table.push(SOME, one)
-    before = table.known.rows(SOME)
-    table.part.layout += 1
-    after = table.known.rows(SOME)
+    before = table.row_cache.rows(SOME)
+    table.storage.layout += 1
+    after = table.row_cache.rows(SOME)
     assert before is not None and after is not None and after is not before
 
 
 def test_keys_without_rows_are_looked_for_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     table, looked = a_table(Sparse), []
-    table.known.note(SOME)
+    table.row_cache.register(SOME)
     assert table.check_keys(SOME) is None
-    find = table.part.find
-    monkeypatch.setattr(table.part, "find", lambda keys: looked.append(1) or find(keys))  # type: ignore[func-returns-value]
+    find = table.storage.find
+    monkeypatch.setattr(table.storage, "find", lambda keys: looked.append(1) or find(keys))  # type: ignore[func-returns-value]
     for _ in range(100):
         assert (table.pull(SOME) == 0).all()
     assert len(looked) == 6  # at the 2nd, 4th, 8th, ... use
@@ -223,7 +223,7 @@ def test_keys_without_rows_are_looked_for_ever_more_rarely(monkeypatch: pytest.M
 def test_keys_that_are_not_held_here_are_refused_however_often_they_are_named() -> None:
     handles, table = KeyLists(), ServerTable(Dense(rows=SPAN), [KeyRange(0, 400)])
     for known in (False, True, True):
-        arrays = handles.whole(pull(SOME, 1, known), [] if known else [SOME], table)
+        arrays = handles.resolve(pull(SOME, 1, known), [] if known else [SOME], table)
         assert arrays is not None
         assert "not held here" in (table.check_keys(arrays[0]) or "")
 

@@ -19,71 +19,71 @@ def keys(*some: int) -> np.ndarray:
 def watched(spec: Table, held: list[tuple[int, KeyRange]]) -> SegmentLoad:
     """One that has begun: what came in the first spell, of which it saw a part, is not told."""
     asked = SegmentLoad(spec, held)
-    asked.after(1.0)
+    asked.update_rates(1.0)
     assert asked.rates() == {}
     return asked
 
 
 def test_rows_of_lists_and_ranges_are_counted_where_they_lie() -> None:
     asked = watched(Dense(rows=1_000), HELD)
-    asked.note(keys(0, 5, 99, 300))  # fewer than there are parts
-    asked.note(np.r_[np.arange(100), np.arange(300, 401)].astype(np.uint64))  # more
-    asked.note(KeyRange(50, 350))  # by arithmetic
-    asked.note(keys())
-    asked.after(2.0)
+    asked.count(keys(0, 5, 99, 300))  # fewer than there are parts
+    asked.count(np.r_[np.arange(100), np.arange(300, 401)].astype(np.uint64))  # more
+    asked.count(KeyRange(50, 350))  # by arithmetic
+    asked.count(keys())
+    asked.update_rates(2.0)
     assert asked.rates() == {0: (3 + 100 + 50) / 2, 3: (1 + 100 + 50) / 2, 4: 0.5}
 
 
 def test_ranges_of_a_sparse_table_are_not_counted() -> None:
     asked = watched(Sparse(keys=1 << 40), [(0, KeyRange(0, 1 << 40))])
-    asked.note(KeyRange(0, 1 << 40))
-    asked.note(keys(1, 2))
-    asked.after(1.0)
+    asked.count(KeyRange(0, 1 << 40))
+    asked.count(keys(1, 2))
+    asked.update_rates(1.0)
     assert asked.rates() == {0: 2.0}
 
 
 def test_rates_are_evened_out_and_nothing_is_told_before_it_was_watched() -> None:
     asked = watched(Dense(rows=1_000), HELD)
     assert asked.rates() == {}
-    asked.note(KeyRange(0, 100))
-    asked.after(1.0)
-    asked.after(1.0)
+    asked.count(KeyRange(0, 100))
+    asked.update_rates(1.0)
+    asked.update_rates(1.0)
     assert 0 < asked.rates()[0] < 100
 
 
 def test_the_key_that_halves_a_load_is_near_where_it_lies() -> None:
     asked = watched(Dense(rows=1_000), HELD)
     for _ in range(10):
-        asked.note(keys(0, 1, 2, 310))
-    asked.note(keys(400))
+        asked.count(keys(0, 1, 2, 310))
+    asked.count(keys(400))
     rates, halves = load_report({7: asked}, 1.0)
     assert rates == {7: {0: 30.0, 3: 10.0, 4: 1.0}}
     assert halves == {7: {0: 12}}  # the first eighth has it all; the others are less than a quarter of all
-    assert asked.halves(0.5) == {0: 12, 3: 312}  # one key cannot be two
+    assert asked.split_keys(0.5) == {0: 12, 3: 312}  # one key cannot be two
 
 
 def test_all_keys_from_two_to_the_sixty_third_down_can_be_counted() -> None:
     asked = watched(Sparse(hashed=True), [(0, KeyRange(0, 1 << 62)), (1, KeyRange(1 << 62, 1 << 63))])
-    asked.note(keys(0, (1 << 62) - 1, 1 << 62, (1 << 63) - 1))
-    asked.after(1.0)
+    asked.count(keys(0, (1 << 62) - 1, 1 << 62, (1 << 63) - 1))
+    asked.update_rates(1.0)
     assert asked.rates() == {0: 2.0, 1: 2.0}
-    assert asked.halves(1.0) == {0: pytest.approx(1 << 61, rel=1), 1: pytest.approx(3 << 61, rel=1)}
+    assert asked.split_keys(1.0) == {0: pytest.approx(1 << 61, rel=1), 1: pytest.approx(3 << 61, rel=1)}
 
 
 def test_what_is_known_of_a_segment_stays_when_others_come_and_go() -> None:
     old = watched(Dense(rows=1_000), HELD)
-    old.note(KeyRange(300, 400))
-    old.after(1.0)
+    old.count(KeyRange(300, 400))
+    old.update_rates(1.0)
     new = SegmentLoad(Dense(rows=1_000), [(2, KeyRange(200, 300)), (3, KeyRange(300, 400))])
-    new.follow(old, {3: 3})
+    new.take_over(old, {3: 3})
     assert new.rates() == {3: 100.0}  # the other is told once it was watched, too
 
 
 def test_many_segments_are_counted_whole() -> None:
     held = [(i, KeyRange(i * 10, i * 10 + 10)) for i in range(8_192)]
     asked = watched(Dense(rows=81_920), held)
-    asked.note(keys(5, 15, 81_919))
-    asked.after(1.0)
+    asked.count(keys(5, 15, 81_919))
+    asked.update_rates(1.0)
     rates = asked.rates()
     assert (rates[0], rates[1], rates[8_191], sum(rates.values())) == (1.0, 1.0, 1.0, 3.0)
 
@@ -92,7 +92,7 @@ def test_of_many_messages_a_sample_is_counted_for_all_of_them() -> None:
     asked = watched(Dense(rows=1_000), HELD)
     for _ in range(2):
         for _ in range(7_000):
-            asked.note(keys(5))
-            asked.note(keys(305))
-        asked.after(1.0)
+            asked.count(keys(5))
+            asked.count(keys(305))
+        asked.update_rates(1.0)
     assert asked.rates() == {0: 7_000.0, 3: 7_000.0, 4: 0.0}

@@ -93,13 +93,13 @@ class House:
         """Do the work that was handed out, as a server would, and gather what is said."""
         self.arrays = []
         said = self._said(outcome.effects)
-        works = outcome.works
+        works = outcome.computations
         while works:
             work, *works = works
             work.function()
             more = work.then(self.now)
             said += self._said(more.effects)
-            works = more.works + works
+            works = more.computations + works
         return said
 
     def _said(self, effects: list[Effect]) -> list[m.Message]:
@@ -281,8 +281,8 @@ def test_a_pull_is_released_when_the_one_it_waits_for_departs() -> None:
     house.enter(BOB)
     house.push(ANN, 0, step=1)
     house.pull(ANN, [1], clock=1)
-    assert house.answers(house.segments.take_members(NAMES, NAMES)) == []
-    assert house.answers(house.segments.take_members({ANN: "ann"}, {ANN: "ann"})) == [m.Values(4, 1, [1])]
+    assert house.answers(house.segments.set_members(NAMES, NAMES)) == []
+    assert house.answers(house.segments.set_members({ANN: "ann"}, {ANN: "ann"})) == [m.Values(4, 1, [1])]
 
 
 def test_a_pull_is_released_when_the_bound_is_widened() -> None:
@@ -300,7 +300,7 @@ def test_a_pull_of_one_who_departed_is_forgotten_and_so_is_its_stream() -> None:
     house.enter(BOB)
     house.push(BOB, 0, [1], [1], step=1)
     house.pull(BOB, [1], clock=1)
-    house.answers(house.segments.take_members({ANN: "ann"}, {ANN: "ann"}))
+    house.answers(house.segments.set_members({ANN: "ann"}, {ANN: "ann"}))
     assert house.fact("waiting") == 0
     assert -BOB not in house.segments.ledger
     assert house.push(ANN, 0, step=1) == [m.Counted(5, new=True)]  # and nobody else
@@ -485,7 +485,7 @@ def test_with_much_held_only_the_oldest_open_step_is_let_in(monkeypatch: pytest.
 def test_the_slot_of_one_who_departed_counts_but_nobody_is_told() -> None:
     house = steps()
     house.push(BOB, 0, [1], [1])
-    house.answers(house.segments.take_members({ANN: "ann"}, {ANN: "ann"}))
+    house.answers(house.segments.set_members({ANN: "ann"}, {ANN: "ann"}))
     assert house.fact("held") == 0
     assert house.push(ANN, 1, [1], [2]) == [m.Counted(2, new=True)]
     assert house.contents() == {1: [3]}

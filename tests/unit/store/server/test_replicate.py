@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from shoal.cluster.placement import halved
 from shoal.keys import KeyRange
 from shoal.limits import SECOND
-from shoal.store.server.replicate import into, renamed, those
+from shoal.store.server.replicate import new_numbers, renumbered, split_map
 from shoal.store.table.update import Sum
 from shoal.tables import Dense, Each, Step
 from shoal.wire import messages as m
@@ -29,19 +29,19 @@ def two(apply: Each | Step | None = None) -> m.TablePlaces:
 def digests(town: Town) -> list[set[str]]:
     """Of each segment, those of all who hold it."""
     told = [
-        holding.status(m.TableStatusRequest(1, 1, town.view, digests=True)).digests
-        for holding in town.holdings.values()
+        table_server.status(m.TableStatusRequest(1, 1, town.view, digests=True)).digests
+        for table_server in town.holdings.values()
     ]
     numbers = sorted({number for one in told for number in one})
     return [{one[number] for one in told if number in one} for number in numbers]
 
 
 def test_numbers_follow_from_where_segments_start() -> None:
-    to = into([0, 10, 20], [0, 10, 13, 15, 20])
+    to = split_map([0, 10, 20], [0, 10, 13, 15, 20])
     assert [list(one) for one in to] == [[0], [1, 2, 3], [4]]
-    assert those([1, 2], to) == [1, 2, 3, 4]
-    assert renamed(m.ReplicatedChange(5, "push", only=[0, 1]), to).only == [0, 1, 2, 3]
-    assert renamed(m.ReplicatedChange(5, "push"), to).only == []  # all that its message covers, as before
+    assert new_numbers([1, 2], to) == [1, 2, 3, 4]
+    assert renumbered(m.ReplicatedChange(5, "push", only=[0, 1]), to).only == [0, 1, 2, 3]
+    assert renumbered(m.ReplicatedChange(5, "push"), to).only == []  # all that its message covers, as before
 
 
 def test_a_push_that_was_on_its_way_to_the_copies_counts_once_in_both_halves() -> None:
@@ -51,8 +51,8 @@ def test_a_push_that_was_on_its_way_to_the_copies_counts_once_in_both_halves() -
     town.deliver()  # with the old numbers: refused
     assert town.values() == [0] * ROWS
     town.now += SECOND
-    for name, holding in town.holdings.items():
-        town.carry_out(name, holding.tick(town.now, False))
+    for name, table_server in town.holdings.items():
+        town.carry_out(name, table_server.tick(town.now, False))
     town.deliver()
     assert town.values() == [1] * ROWS
     town.push(0)  # the client sends it again, by the new view
@@ -75,12 +75,12 @@ def test_who_takes_over_a_half_brings_the_others_level() -> None:
     places = [m.Replicas(view, ["server-1", "server-2"], since=view) for _ in cut.places]
     town.view = view
     members = {name: one for name, one in SERVERS.items() if name != "server-0"}
-    for name, holding in town.holdings.items():
-        town.carry_out(name, holding.take(town.now, replace(cut, places=places), members, view))
+    for name, table_server in town.holdings.items():
+        town.carry_out(name, table_server.apply_placement(town.now, replace(cut, places=places), members, view))
     town.deliver()
     own = town.holdings["server-1"].primary
     assert own is not None and own.segments == [0, 1, 2]
-    assert own.extent.read(KeyRange(0, ROWS))[0][-1].tolist() == [1] * ROWS
+    assert own.check.read(KeyRange(0, ROWS))[0][-1].tolist() == [1] * ROWS
     assert [len(one) for one in digests(town)] == [1, 1, 1]
 
 
@@ -103,11 +103,11 @@ def test_a_server_that_missed_the_views_in_between_finds_all_cuts_at_once() -> N
     twice = halved(once, 2, 3, town.view + 2)
     first, *others = ALL
     for at, table in enumerate((once, twice)):
-        outcome = town.holdings[first].take(town.now, table, SERVERS, town.view + 1 + at)
+        outcome = town.holdings[first].apply_placement(town.now, table, SERVERS, town.view + 1 + at)
         town.carry_out(first, outcome)
     town.view += 2
     for name in others:
-        town.carry_out(name, town.holdings[name].take(town.now, twice, SERVERS, town.view))
+        town.carry_out(name, town.holdings[name].apply_placement(town.now, twice, SERVERS, town.view))
     town.push(1)
     town.deliver()
     assert town.values() == [2] * ROWS and [len(one) for one in digests(town)] == [1] * 4
@@ -125,7 +125,7 @@ def test_whatever_the_order_every_push_counts_once_and_copies_agree(story: list[
     def show(name: str, view: int) -> None:
         if view > shown[name]:
             shown[name] = view
-            town.carry_out(name, town.holdings[name].take(town.now, tables[view], SERVERS, view))
+            town.carry_out(name, town.holdings[name].apply_placement(town.now, tables[view], SERVERS, view))
 
     def deliver(at: int) -> None:
         sender, send = town.post[at]
@@ -157,8 +157,8 @@ def test_whatever_the_order_every_push_counts_once_and_copies_agree(story: list[
                         town.push(again)
             if what != "all":
                 town.now += SECOND // 3
-                for name, holding in town.holdings.items():
-                    town.carry_out(name, holding.tick(town.now, False))
+                for name, table_server in town.holdings.items():
+                    town.carry_out(name, table_server.tick(town.now, False))
             for _ in range(len(town.post)):
                 deliver(0) if getattr(town.post[0][1].message, "view", 0) <= shown[town.post[0][1].to] else None
                 town.post.rotate(-1) if town.post else None
@@ -192,6 +192,6 @@ def test_split_keeps_every_key_in_exactly_one_segment(cuts: list[int], data: st.
     cut = halved(table, segment, at, 2)
     owners = np.searchsorted(cut.starts, np.arange(1_000), side="right") - 1
     before = np.searchsorted(starts, np.arange(1_000), side="right") - 1
-    to = into(starts, cut.starts)
+    to = split_map(starts, cut.starts)
     assert all(new in to[old] for old, new in zip(before.tolist(), owners.tolist(), strict=True))
     assert sorted(cut.starts) == cut.starts and len(set(cut.starts)) == len(cut.places)

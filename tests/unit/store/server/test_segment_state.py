@@ -29,7 +29,7 @@ def push(count: int, **more: Any) -> m.Push:
 def test_what_comes_shortened_is_whole_from_here_on() -> None:
     one = house(Dense(rows=SPAN, width=2, wire="bfloat16"))
     half = np.array([0x3F80, 0x4000, 0xBF80, 0x0000], np.uint16)  # 1, 2, -1, 0
-    given = one.given(push(2), [np.array([3, 9], np.uint64), half], one.whole)
+    given = one.key_values(push(2), [np.array([3, 9], np.uint64), half], one.all_mask)
     assert given is not None and given.values.dtype == np.float32
     assert given.values.tolist() == [[1, 2], [-1, 0]]
 
@@ -38,7 +38,7 @@ def test_what_comes_shortened_is_whole_from_here_on() -> None:
 def test_what_comes_shortened_and_is_not_finite_is_refused(bits: int) -> None:
     one = house(Dense(rows=SPAN))
     with pytest.raises(BadValues, match="not finite"):
-        one.given(push(2, start=3, stop=5), [np.array([0, bits], np.uint16)], one.whole)
+        one.key_values(push(2, start=3, stop=5), [np.array([0, bits], np.uint16)], one.all_mask)
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_no_memory_is_taken_for_more_than_one_message_holds(
     one, rows = house(spec), FRAME_BYTES // 8 + 1
     arrays = [np.zeros(rows, np.uint16)] if more else [np.arange(rows, dtype=np.uint64), np.zeros(rows, np.uint16)]
     with pytest.raises(BadKeys, match="rows in one message, at most"):
-        one.given(push(rows, **more), arrays, one.whole)
+        one.key_values(push(rows, **more), arrays, one.all_mask)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shoal.store.server.table_server import ours
+from shoal.store.server.table_server import served_segments
 from shoal.tables import Dense
 from shoal.wire import messages as m
 
@@ -30,10 +30,10 @@ def placed(owners: str, since: Sequence[int], starts: Sequence[int] = (0, 10, 20
 def test_only_what_changes_here_counts(
     then: tuple[str, Sequence[int]], now: tuple[str, Sequence[int]], since: int
 ) -> None:
-    assert ours("a", placed(*now), ours("a", placed(*then), None)).since == since
+    assert served_segments("a", placed(*now), served_segments("a", placed(*then), None)).since == since
 
 
 def test_where_nothing_is_known_of_before_or_all_is_split_anew_any_change_counts() -> None:
-    assert ours("a", placed("abb", (1, 2, 3)), None).since == 3
-    before = ours("a", placed("abb", (1, 1, 1)), None)
-    assert ours("a", placed("abb", (4, 4, 4), (0, 5, 20)), before).since == 4
+    assert served_segments("a", placed("abb", (1, 2, 3)), None).since == 3
+    before = served_segments("a", placed("abb", (1, 1, 1)), None)
+    assert served_segments("a", placed("abb", (4, 4, 4), (0, 5, 20)), before).since == 4

@@ -16,8 +16,8 @@ from shoal.tables import Constant, Sparse, checked
 
 def made(spec: Sparse, *segments: KeyRange) -> tuple[ServerTable, Admission]:
     table = ServerTable(spec, segments or [KeyRange(0, spec.span)])
-    assert isinstance(table.part, SparseRows)
-    return table, Admission(table.part, spec.admit, spec.span)
+    assert isinstance(table.storage, SparseRows)
+    return table, Admission(table.storage, spec.admit, spec.span)
 
 
 def push(table: ServerTable, counting: Admission, keys: Keys) -> list[int]:
@@ -73,9 +73,9 @@ def test_a_sketch_of_few_keys_is_exact_and_small() -> None:
 
 
 def holds(table: ServerTable, counting: Admission, *segments: KeyRange) -> ServerTable:
-    """Other segments are on the same ground."""
-    table = ServerTable(table.spec, segments, table.part)
-    counting.hold()
+    """Other segments are in the same storage."""
+    table = ServerTable(table.spec, segments, table.storage)
+    counting.keep_held()
     return table
 
 
@@ -129,6 +129,6 @@ def test_a_table_that_shrinks_gives_memory_back_and_grows_again() -> None:
     table.push(keys[10:], -ones[10:])
     assert table.evict(np.array([True])) == 99_990
     assert table.rows == 10 and table.memory < large / 20 and table.layout > moved
-    assert len(table.part.slab) < 5_000
+    assert len(table.storage.slab) < 5_000
     table.push(keys, ones)
     assert table.rows == 100_000 and table.pull(keys).reshape(-1).tolist() == [2.0] * 10 + [1.0] * 99_990

@@ -39,15 +39,15 @@ def filled(*numbers: int) -> ServerTable:
     return table
 
 
-def ground(table: ServerTable) -> SparseRows:
-    assert isinstance(table.part, SparseRows)
-    return table.part
+def storage(table: ServerTable) -> SparseRows:
+    assert isinstance(table.storage, SparseRows)
+    return table.storage
 
 
 def cleared(table: ServerTable) -> int:
     """Go on until it is over: in so many pieces."""
     count = 1
-    while ground(table).clear_some():
+    while storage(table).compact_some():
         count += 1
     return count
 
@@ -66,9 +66,9 @@ def is_whole(table: ServerTable, *numbers: int) -> bool:
 def test_rows_of_a_segment_that_went_are_cleared_away_in_many_pieces_and_never_seen() -> None:
     table = filled(0, 1, 2, 3, 4, 5)
     full = table.memory
-    table = ServerTable(SPEC, segments(1, 2, 5), ground(table))
+    table = ServerTable(SPEC, segments(1, 2, 5), storage(table))
     assert table.rows == SPAN // 2  # none of them is gone yet
-    while ground(table).clear_some():
+    while storage(table).compact_some():
         if table.rows % 16 == 0:  # now and then
             assert is_whole(table, 1, 2, 5)
     assert is_whole(table, 1, 2, 5) and table.rows == SPAN // 4 and table.memory < full
@@ -78,7 +78,7 @@ def test_rows_of_a_segment_that_went_are_cleared_away_in_many_pieces_and_never_s
 def test_few_rows_go_at_once() -> None:
     table = ServerTable(SPEC, segments(0, 1))
     table.push(np.arange(980, 1_020, dtype=np.uint64), np.ones(40, np.float32))
-    assert ServerTable(SPEC, segments(1), ground(table)).rows == 20
+    assert ServerTable(SPEC, segments(1), storage(table)).rows == 20
 
 
 def test_keys_are_pushed_while_others_are_cleared_away() -> None:
@@ -87,10 +87,10 @@ def test_keys_are_pushed_while_others_are_cleared_away() -> None:
     table = ServerTable(spec, [KeyRange(0, 5_000), KeyRange(5_000, 1 << 20)])
     first = np.arange(0, 10_000, dtype=np.uint64)
     table.push(first, first.astype(np.float32))
-    table = ServerTable(spec, [KeyRange(5_000, 1 << 20)], ground(table))
+    table = ServerTable(spec, [KeyRange(5_000, 1 << 20)], storage(table))
     new, more = np.arange(10_000, 40_000, dtype=np.uint64), True
     for part in np.array_split(new, 400):
-        more = ground(table).clear_some()
+        more = storage(table).compact_some()
         table.push(part, part.astype(np.float32))
     cleared(table)
     keys = np.concatenate([first[5_000:], new])
@@ -100,14 +100,14 @@ def test_keys_are_pushed_while_others_are_cleared_away() -> None:
 @pytest.mark.parametrize("after", [0, 3, 70, 110])
 def test_a_segment_comes_back_before_its_rows_are_gone(after: int) -> None:
     table, other = filled(0, 1, 2), filled(0)
-    table = ServerTable(SPEC, segments(1, 2), ground(table))
+    table = ServerTable(SPEC, segments(1, 2), storage(table))
     for _ in range(after):
-        ground(table).clear_some()
+        storage(table).compact_some()
     rows, names = other.image(0)
     assert names is not None
-    table.part.place(segments(0)[0], 0, rows[:200], names[:200])
-    table.part.place(segments(0)[0], 200, rows[200:], names[200:])
-    table = ServerTable(SPEC, segments(0, 1, 2), ground(table))
+    table.storage.place(segments(0)[0], 0, rows[:200], names[:200])
+    table.storage.place(segments(0)[0], 200, rows[200:], names[200:])
+    table = ServerTable(SPEC, segments(0, 1, 2), storage(table))
     assert is_whole(table, 0, 1, 2)
     cleared(table)
     assert is_whole(table, 0, 1, 2) and table.rows == 3 * STEP // 2
@@ -116,9 +116,9 @@ def test_a_segment_comes_back_before_its_rows_are_gone(after: int) -> None:
 def test_more_goes_while_what_went_before_is_not_gone() -> None:
     table = filled(0, 1, 2, 3)
     for stays in ((0, 2, 3), (0, 3), (3,)):
-        table = ServerTable(SPEC, segments(*stays), ground(table))
+        table = ServerTable(SPEC, segments(*stays), storage(table))
         for _ in range(20):
-            ground(table).clear_some()
+            storage(table).compact_some()
         assert is_whole(table, *stays)
     cleared(table)
     assert is_whole(table, 3) and table.rows == STEP // 2
@@ -126,8 +126,8 @@ def test_more_goes_while_what_went_before_is_not_gone() -> None:
 
 def test_rows_that_are_zero_again_are_let_go_of_while_others_are_cleared_away() -> None:
     table = filled(0, 1, 2)
-    table = ServerTable(SPEC, segments(1, 2), ground(table))
-    ground(table).clear_some()
+    table = ServerTable(SPEC, segments(1, 2), storage(table))
+    storage(table).compact_some()
     gone = np.arange(STEP, 2 * STEP, 2, dtype=np.uint64)
     table.push(gone, -gone.astype(np.float32))
     assert table.evict(np.array([True, True])) == len(gone)
@@ -137,12 +137,12 @@ def test_rows_that_are_zero_again_are_let_go_of_while_others_are_cleared_away() 
 
 def test_whoever_knew_where_rows_were_finds_them_where_they_are() -> None:
     table = filled(0, 1)
-    table = ServerTable(SPEC, segments(1), ground(table))
+    table = ServerTable(SPEC, segments(1), storage(table))
     keys: Keys = np.arange(STEP, 2 * STEP, 2, dtype=np.uint64)
-    table.known.note(keys)
+    table.row_cache.register(keys)
     assert table.check_keys(keys) is None
     for _ in range(cleared(filled(0, 1))):
-        ground(table).clear_some()
+        storage(table).compact_some()
         assert table.pull(keys).ravel().tolist() == keys.tolist()
 
 
@@ -156,11 +156,11 @@ def test_whatever_happens_in_whatever_order_it_is_as_in_a_dictionary(seed: int) 
                 came = {int(draw.integers(6))} - held
                 stay = {one for one in sorted(held) if draw.random() < 0.8} or held
                 held = stay | came
-                table = ServerTable(SPEC, segments(*sorted(held)), ground(table))
+                table = ServerTable(SPEC, segments(*sorted(held)), storage(table))
                 twin = {key: value for key, value in twin.items() if key // STEP in stay}
             case 1 | 2:
                 for _ in range(draw.integers(40)):
-                    ground(table).clear_some()
+                    storage(table).compact_some()
             case _:
                 keys = np.unique(draw.integers(0, SPAN, 300, dtype=np.uint64))
                 keys = keys[np.isin(keys // STEP, sorted(held))]
@@ -178,7 +178,7 @@ def test_without_memory_for_another_index_the_one_there_is_does(monkeypatch: pyt
     def fail(*_: object) -> None:
         raise MemoryError
 
-    table = ServerTable(SPEC, segments(1), ground(filled(0, 1)))
+    table = ServerTable(SPEC, segments(1), storage(filled(0, 1)))
     monkeypatch.setattr(slab.arena, "new_index", fail)
     cleared(table)
     assert is_whole(table, 1) and table.rows == STEP // 2
@@ -195,7 +195,7 @@ def test_what_is_cleared_away_is_given_back_to_the_system(monkeypatch: pytest.Mo
     table.push(keys, np.ones((100_000, 128), np.float32))
     monkeypatch.setattr(slab, "CLEAR_ROWS", 16_384)
     full = _resident()
-    table = ServerTable(spec, [KeyRange(0, 10_000)], ground(table))
+    table = ServerTable(spec, [KeyRange(0, 10_000)], storage(table))
     cleared(table)
     assert full - _resident() > 0.8 * 90_000 * 128 * 4
     assert table.pull(keys[:10_000]).sum() == 10_000 * 128

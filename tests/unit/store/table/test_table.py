@@ -69,13 +69,13 @@ def test_a_dense_range_is_one_interval_across_the_gaps() -> None:
     assert table.pull(KeyRange(0, 100))[:6].reshape(-1).tolist() == [0, 1, 2, 3, 4, 5]
     assert table.pull(listed(12, 50, 99)).reshape(-1).tolist() == [2, 3, 0]
     assert table.pull(KeyRange(13, 50)).shape == (0, 1)
-    assert table.held(KeyRange(11, 91)).tolist() == [11, 12, 50, 51, 90]
+    assert table.keys_held(KeyRange(11, 91)).tolist() == [11, 12, 50, 51, 90]
     assert table.rows == 15
 
 
 def test_a_segment_at_the_end_of_all_keys_can_be_held() -> None:
     table = ServerTable(tables.Sparse(hashed=True), [KeyRange((1 << 63) - 3, 1 << 63)])
-    assert table.held(EVERYTHING).tolist() == [(1 << 63) - 3, (1 << 63) - 2, (1 << 63) - 1]
+    assert table.keys_held(EVERYTHING).tolist() == [(1 << 63) - 3, (1 << 63) - 2, (1 << 63) - 1]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ class SeedPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tru
         try:
             plan = _literal(ast.parse(text.strip(), mode="eval").body)
             if not isinstance(plan, cls):
-                raise ValueError(f"that is no {cls.__name__}(...)")
+                raise ValueError(f"it is not a {cls.__name__}(...)")
             plan.check()
         except (SyntaxError, TypeError, RecursionError, msgspec.MsgspecError) as error:
             raise ValueError(str(error)) from None
@@ -153,7 +153,7 @@ class FaultPlan(SeedPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
             raise ValueError(f"max_delay={delay!r}: needs a number of steps, None or 'auto'")
         SeedPlan.check(msgspec.structs.replace(self, max_delay=None))
         if not 1 <= self.copies <= self.servers or self.workers < 1 or self.slots < 1:
-            raise ValueError("it needs a server, a worker and a slot at least, and no more copies than servers")
+            raise ValueError("it needs at least one server, worker and slot, and no more copies than servers")
 
     @property
     def timing(self) -> TimingSettings:

@@ -337,7 +337,7 @@ class RoundChecker:
         step = np.zeros(before.size)
         if number < len(self.driver.dealt[leg].get(name, [])):
             if not model.steps:
-                self._broken(leg, number, name, "learned nothing, and had a slot")
+                self._broken(leg, number, name, "learned nothing although it had a slot")
                 return
             step += model.steps.pop(0)
         self.steps[leg, number, name] = step
@@ -346,22 +346,22 @@ class RoundChecker:
         for weight, values in parts:
             sender = self._who_said(leg, number, values, [one for one in heard if one not in used])
             if not sender:
-                self._broken(leg, number, name, "took what no neighbour said at the beginning of this round")
+                self._broken(leg, number, name, "used a model that no neighbour sent in this round")
                 return
             used.append(sender)
             expected += weight * values.astype(np.float64)
             self.flows[leg, number, name + "/" + sender] = weight * (values.astype(np.float64) - before)
         if missing := [one for one in heard if one not in used and one not in self.dead]:
-            self._broken(leg, number, name, f"went on without {missing[0]}, who lives")
+            self._broken(leg, number, name, f"did not wait for {missing[0]}, which is alive")
         if _apart(after, expected + step) > CLOSE:
-            self._broken(leg, number, name, f"is {_apart(after, expected + step):g} off the mean and the step")
+            self._broken(leg, number, name, f"differs by {_apart(after, expected + step):g} from the mean plus the step")
         if self.directed:
             self._shares(leg, number, name, dict(zip(used, (weight for weight, _ in parts), strict=True)))
         else:
             wanted = {one: float(matrix[me, node_of(one)]) for one in used}
             wrong = [one for one, (weight, _) in zip(used, parts, strict=True) if abs(weight - wanted[one]) > 1e-12]
             if wrong or abs(own + sum(wanted.values()) - 1) > 1e-9:
-                self._broken(leg, number, name, f"took other weights than the leg's: {own:g} of its own")
+                self._broken(leg, number, name, f"used other mixing weights than the leg's: {own:g} for itself")
 
     def _who_said(self, leg: int, number: int, values: Floats, among: list[str]) -> str:
         # agreeing workers have equal values
@@ -378,7 +378,7 @@ class RoundChecker:
         if not matrix[me, me] - 1e-9 <= kept <= matrix[me, me] + back + 1e-9:
             self._broken(leg, number, name, f"kept {kept:g} of its weight")
         if wrong := [one for one, share in used.items() if abs(share * has - came[one]) > 1e-9]:
-            self._broken(leg, number, name, f"took another share of {wrong[0]} than it was given")
+            self._broken(leg, number, name, f"used another share of {wrong[0]} than it received")
 
     def end(self) -> None:
         """The sum over the living has changed only by steps and by what the dead took part in."""
@@ -407,7 +407,7 @@ class RoundChecker:
             if last is not None and not self.directed:
                 lost += float(np.linalg.norm(self.flows[leg, last, f"{name}/{dead}"]))
         if node.part.lost < lost - CLOSE:
-            self.violations.add("I10 lost", f"{name} lost up to {lost:g} and counts {node.part.lost:g}")
+            self.violations.add("I10 lost", f"{name} may have lost {lost:g}, but counts {node.part.lost:g}")
 
     def _product(self) -> None:
         """Without losses, models follow the matrix, and push-sum's weights add up."""
@@ -423,7 +423,7 @@ class RoundChecker:
                 now = matrix @ now
             shown = np.stack([self.driver.slabs[leg][name] for name in self.nodes])
             if (apart := _apart(shown, now)) > CLOSE:
-                self.violations.add("I10 product", f"leg {leg}: {apart:g} from what the matrix makes of it")
+                self.violations.add("I10 product", f"leg {leg}: models differ by {apart:g} from the matrix product")
 
     def _broken(self, leg: int, number: int, name: str, what: str) -> None:
         self.violations.add("I10 conservation", f"{name}, leg {leg}, round {number}: {what}")
@@ -473,7 +473,7 @@ class MeetingChecker:
                 half.asker = next((a for a, (_, d) in part.answered.items() if d is not None and half.moved is d), "")
         shown = self.driver.slabs.get(part.leg, {}).get(name) if part.frozen else None
         if shown is not None and not np.array_equal(shown, self.models[name].weights):
-            self.violations.add("I10 conservation", f"{name} moved after it had shown its model")
+            self.violations.add("I10 conservation", f"{name} changed its model after it had sent it")
         if (apart := _apart(self._total(), self.base)) > CLOSE:
             self.violations.add("I10 conservation", f"after an event at {name} the sum is {apart:g} off")
 
@@ -488,7 +488,7 @@ class MeetingChecker:
             if half.asker in ("", who) and np.array_equal(half.moved, moved):
                 del self.halves[i]
                 return
-        self.violations.add("I10 conservation", f"{who} moved by what nobody has moved by")
+        self.violations.add("I10 conservation", f"{who} moved by a difference that no other worker moved by")
 
     def crash(self, name: str) -> None:
         self.base = self.base - (self.models[name].weights.astype(np.float64) - self.models[name].moved)
@@ -502,17 +502,17 @@ class MeetingChecker:
             # A move towards a worker that was gone already was counted as lost at once.
             was_gone = not half.asker and bool(self.dead)
             if not was_gone and half.asker not in self.dead:
-                self.violations.add("I10 conservation", f"{half.who} moved towards {half.asker}, who never moved")
+                self.violations.add("I10 conservation", f"{half.who} moved towards {half.asker}, which never moved")
             elif (was_gone or half.asker in self.nodes[half.who]._gone) and not self.nodes[half.who].queue.is_at_work:
                 counted, size = self.nodes[half.who].part.lost, float(np.linalg.norm(half.moved))
                 if counted < size - CLOSE:
-                    what = f"{half.who} lost {size:g} with {half.asker or 'one that was gone'} and counts {counted:g}"
+                    what = f"{half.who} lost {size:g} with {half.asker or 'a lost worker'}, but counts {counted:g}"
                     self.violations.add("I10 lost", what)
         if self.dead:
             return
         shown = np.sum(list(self.driver.slabs[max(self.driver.slabs)].values()), axis=0, dtype=np.float64)
         if _apart(shown - np.sum([model.moved for model in self.models.values()], axis=0), self.base) > CLOSE:
-            self.violations.add("I10 conservation", "what was shown at the end is not of one moment")
+            self.violations.add("I10 conservation", "the models at the end are not of one moment")
 
 
 MOST_EVENTS = 100_000
@@ -594,7 +594,7 @@ class GossipScenario:
             for name, node in self.nodes.items()
             if name not in self.checker.dead
         ]
-        return f"not over {LIVE_WITHIN // SECOND} s after all was healed: leg {self.driver.controller.leg}; {'; '.join(told)}"
+        return f"not over {LIVE_WITHIN // SECOND} s after all faults were healed: leg {self.driver.controller.leg}; {'; '.join(told)}"
 
     def _slots(self) -> list[Violation]:
         """Each slot was learned by the worker that got it, and is counted once."""
@@ -602,16 +602,16 @@ class GossipScenario:
         for name, model in self.models.items():
             dealt = [slot for leg in driver.dealt.values() for slot in leg.get(name, [])]
             if model.slots != (dealt if name not in self.checker.dead else dealt[: len(model.slots)]):
-                violations.add("I1 slots", f"{name} was dealt {dealt} and learned {model.slots}")
+                violations.add("I1 slots", f"{name} was assigned {dealt}, but learned {model.slots}")
             counted += driver.kept.get(name, dealt)
         if len(set(counted)) < len(counted):
             twice = next(slot for slot, count in Counter(counted).items() if count > 1)
             violations.add("I1 slots", f"slot {twice} is counted more than once")
         if not len(counted) == driver.done == driver.rows == driver.total or abs(driver.loss - driver.done) > 1e-6:
             told = f"{driver.done} slots of {driver.total} are counted, {driver.rows} rows, a loss of {driver.loss:g}"
-            violations.add("I1 slots", f"{told}; {len(counted)} were dealt and are kept")
+            violations.add("I1 slots", f"{told}; {len(counted)} were assigned and stay counted")
         if missing := driver.unseen(counted):
-            violations.add("I1 slots", f"slot {missing[0]} was left out: later passes have begun")
+            violations.add("I1 slots", f"slot {missing[0]} was skipped: later epochs have begun")
         return violations
 
     def _distance(self) -> float:
@@ -622,13 +622,13 @@ class GossipScenario:
         """No model diverges; if no worker learns or dies, models converge."""
         plan, last = self.plan, self._distance()
         if (farthest := max(float(np.abs(model.weights).max()) for model in self.models.values())) > RUNAWAY:
-            return [Violation("consensus", f"a model ran away: {farthest:g}")]
+            return [Violation("consensus", f"a model diverged: {farthest:g}")]
         means = plan.legs * plan.rounds
         if plan.learns or plan.dying or means < MANY:
             return []
-        self.counts["came nearer"] += 1
+        self.counts["models converged"] += 1
         most = first * (0.9 if means >= 2 * MANY else 1.0)
-        return [] if last <= most else [Violation("consensus", f"the distance was {first:g} and is {last:g}")]
+        return [] if last <= most else [Violation("consensus", f"the distance between models was {first:g}, and is now {last:g}")]
 
     def crash(self, fault: Fault) -> bool:
         self.checker.crash(fault.who)
@@ -640,7 +640,7 @@ class GossipScenario:
         self.driver.ended(name)
 
     def carry_out(self, fault: Fault, until: int) -> bool:
-        raise ValueError(f"no fault {fault.kind!r}")
+        raise ValueError(f"unknown fault {fault.kind!r}")
 
     def heal(self) -> None: ...
 
@@ -678,7 +678,7 @@ class GossipScenario:
             case MeetReply():
                 part = self.nodes[sender].part
                 if isinstance(part, Pairwise) and part.answered[to][1] is None:
-                    self.counts["not now"] += 1
+                    self.counts["meetings refused"] += 1
             case Offer(leg):
                 self.counts["offers of the next leg came first"] += leg > self.nodes[to].part.leg
 
@@ -689,7 +689,7 @@ GOSSIP = Scenario(
     run=lambda plan, trace: GossipScenario(plan, trace).verdict(),
     sometimes=counters("""
         a graph fell apart; asked for an offer again; asked to meet again
-        both asked each other at once; came nearer; lost with the dead, and counted; not now
+        both asked each other at once; models converged; lost with the dead, and counted; meetings refused
         offers of the next leg came first; push-sum
         fault: crash in mid exchange; crash worker; cut home; cut worker; pause home; pause worker
         network: cut off; lost; repeated; slow; very late

@@ -19,7 +19,7 @@ deposed owner that does not know it yet always gets a push.
 
 It checks what planned changes promise (P9): a released server holds nothing, and without other
 faults no call fails and segments stall only briefly. After the healing no server is leaving,
-nothing moves, and the segments lie evenly.
+nothing moves, and segments are balanced.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ElasticDriver:
             case kind if kind in STRAGGLING:
                 self.stragglers.straggle(fault, until)
             case other:
-                raise ValueError(f"no fault {other!r}")
+                raise ValueError(f"unknown fault {other!r}")
         return True
 
     def heal(self) -> None:
@@ -137,7 +137,7 @@ class ElasticDriver:
             return False  # an end before joining says nothing of the former life
         others = self.cluster.servers.keys() & self.world.hosts.keys() - self._leaving.keys() - {name}
         if not others:
-            return False  # the last one cannot go
+            return False  # the last one cannot leave
         leaving = self._leaving[name] = LeavingServer(name, host.life, how, back, rolls)
         self._urge(leaving)
         return True
@@ -163,7 +163,7 @@ class ElasticDriver:
         for one in list(self._leaving.values()):
             theirs = (to, no.request) == (one.name, 0) if one.how == "leave" else no.request == one.request
             if sender == COORDINATOR and theirs:
-                self._gone(one, "refused to go")
+                self._gone(one, "refused to leave")
 
     def after_event(self, name: str) -> None:
         if name == COORDINATOR:
@@ -184,7 +184,7 @@ class ElasticDriver:
         ours = person is not None and person.member.incarnation == self.cluster.servers[name].member.incarnation
         for table in self.cluster.tables() if ours else ():  # else a former life of it did
             if held := [segment for segment, place in enumerate(table.places) if name in place.servers]:
-                what = f"{name} was released, and holds segments {held} of table {table.number}"
+                what = f"{name} was released, but still holds segments {held} of table {table.number}"
                 self.violations.add("P9 planned", what)
         self.cluster.end(name)
         self.world.counts["moves: servers that left"] += 1
@@ -291,7 +291,7 @@ class ElasticDriver:
     def told(self, event: RunEvent) -> None:
         if isinstance(event, Handed):
             self.stalls.append(event.stall)
-            self.world.counts["moves: told that it was handed over"] += 1
+            self.world.counts["moves: hand-over reported"] += 1
 
     def check(self, history: list[Event]) -> list[Violation]:
         """P9, in plans with nothing but joins and leaves."""
@@ -304,18 +304,18 @@ class ElasticDriver:
         counts = sum((one.counts for one in self.cluster.coordinators), Counter[str]())
         for what in ("shrunk", "removed", "hand-overs unheard"):
             if counts[what]:
-                found.add("P9 planned", f"{what}, {counts[what]} times, though nobody failed")
+                found.add("P9 planned", f"{what}: {counts[what]} times, though no node failed")
         if (longest := max(self.stalls, default=0.0)) * SECOND > LONGEST_STALL:
-            found.add("P9 planned", f"a segment stood still for {longest:.3f} s")
+            found.add("P9 planned", f"a segment stalled for {longest:.3f} s")
         return found
 
     def uneven(self) -> str:
-        """Pending moves, or servers with too much or too little; empty: all is even."""
+        """Describes pending moves or an uneven placement; empty: segments are balanced."""
         servers = sorted(self.cluster.servers)
         if self.plan.balance != "count" or not servers:
             return ""
         if wanted := rebalance.plan(self.cluster.tables(), servers, balance="count"):
-            return f"{len(wanted)} segments should move, the first of them {wanted[0]}"
+            return f"{len(wanted)} segments should move, the first is {wanted[0]}"
         for table in self.cluster.tables():
             owned = Counter(dict.fromkeys(servers, 0) | Counter(place.servers[0] for place in table.places))
             if max(owned.values()) - min(owned.values()) > 1:
@@ -324,12 +324,12 @@ class ElasticDriver:
 
     def stuck(self) -> Iterator[str]:
         for name in self._leaving:
-            yield f"{name} was asked to go, and is still there"
+            yield f"{name} was asked to leave, but has not left"
         if self._away or self._rolling:
-            yield "servers are on their way back"
+            yield "servers have not returned yet"
         if self._moves:
             key, move = next(iter(self._moves.items()))
-            yield f"{len(self._moves)} segments are on their way, one of them {key} from {move.source} to {move.target}"
+            yield f"{len(self._moves)} segments are still moving, one of them {key} from {move.source} to {move.target}"
         if uneven := self.uneven():
             yield uneven
 

@@ -113,11 +113,11 @@ class CountingLearner:
             found.append(f"{log.done} of {self._limit} slots are counted: {log.counted.runs}")
         more = self.replica.weights().reshape(PLACES, -1) - self._expected()
         if (more < 0).any():
-            found.append(f"slots {np.unique((more < 0).nonzero()[1]).tolist()} are known of and not in the weights")
+            found.append(f"slots {np.unique((more < 0).nonzero()[1]).tolist()} are counted, but not in the weights")
         twice, many = log.counts[TWICE], more.clip(min=0).sum() / PLACES
         if round(PLACES * many) != PLACES * twice:
             slots = np.unique((more > 0).nonzero()[1]).tolist()
-            found.append(f"{many:g} slots too many are in the weights, {twice} are known of: {slots}")
+            found.append(f"{many:g} extra slots are in the weights, expected {twice}: {slots}")
         return found
 
     def _expected(self) -> Floats:
@@ -282,7 +282,7 @@ class PeersScenario:
         told = [(one.heard, one.copied) for one in mesh.members.values() if one.has_model]
         for life, one in mesh.members.items():
             if self._entered[mesh.me.life][life] and is_cut_short(mesh.heard, one.copied, told, mesh.gone):
-                what = f"{life} adopted what {mesh.me.life}, which had a model and entered it, had not heard"
+                what = f"{life} adopted messages that {mesh.me.life} had not received when it entered {life}"
                 self.violations.add("copied", what)
 
     def _strike(self, fault: Fault) -> None:
@@ -332,7 +332,7 @@ class PeersScenario:
                         if b not in left:
                             world.weather.cuts[a, b] = world.weather.cuts[b, a] = until
             case other:
-                raise ValueError(f"no fault {other!r}")
+                raise ValueError(f"unknown fault {other!r}")
         self.counts[f"fault: {fault.kind}"] += 1
         if fault.how == "lead":
             self.counts["fault: crash lead"] += 1
@@ -404,7 +404,7 @@ class PeersScenario:
 
     def _settled(self) -> bool:
         if not self._filled:
-            return True  # all were put out by one another: see ``_check``
+            return True  # all evicted each other: see ``_check``
         lives = list(self.peers)
         for peer in self.peers.values():
             mesh = peer.mesh
@@ -422,7 +422,7 @@ class PeersScenario:
             mesh, node, log = peer.mesh, peer.node, peer.node.log
             out = {other: slots.runs for other, slots in log.out.items() if slots}
             found.append(
-                f"{life}: filled={mesh.has_model} quiet={mesh.is_quiet} kept={mesh.broadcast.kept} early={mesh.broadcast.early} "
+                f"{life}: has_model={mesh.has_model} quiet={mesh.is_quiet} kept={mesh.broadcast.kept} early={mesh.broadcast.early} "
                 f"leads={node.leads} ended={node.ended} may_go={node.may_go} done={log.done} halt={log.halt is not None} "
                 f"todo={node.compute.todo.size} running={node.compute.running is not None} out={out} "
                 f"judged={len(log.judged)} rested={list(log.rested)} unpublished={node.compute.unpublished.slots.size} "
@@ -433,7 +433,7 @@ class PeersScenario:
     def _check(self) -> None:
         peers = [self.peers[life] for life in self._filled]
         if not peers:
-            self.violations.add("live", "nobody has a model any more: all were put out by one another")
+            self.violations.add("live", "no peer has a model any more: all evicted each other")
             return
         first = peers[0]
         log = first.node.log
@@ -448,7 +448,7 @@ class PeersScenario:
                 self.violations.add("once", f"{peer.name}: {what}")
             for life, number in self._closed[peer.name].items():
                 if (heard := first.mesh.heard.get(life, 0)) != number:
-                    self.violations.add("closed", f"{peer.name}: {life} was closed at {number}: {heard}")
+                    self.violations.add("closed", f"{peer.name} closed {life} at message {number}, but {heard} were delivered")
 
 
 def _version(peer: CountingLearner) -> dict[str, int]:

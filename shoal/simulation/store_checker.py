@@ -80,7 +80,7 @@ def check_end(plan: FaultPlan, history: list[Event], void: set[int], table: Valu
             else:
                 least = most = int(column not in void)
             if not least <= count <= most:
-                what = f"segment {segment} counts {count} of column {column}, which was pushed {least} to {most} times"
+                what = f"segment {segment} counts {count} of column {column}, pushed {least} to {most} times"
                 found.append(Violation("I1 exactly once", what))
     expected = in_order(plan, void) if plan.kind == "step" else None
     if expected is not None and any(value != expected for value in sums):
@@ -130,12 +130,12 @@ def _account(
             sent, acked = np.minimum(sent, 1), np.minimum(acked, 1)
         if (ghosts := np.argwhere(seen > sent)).size:
             segment, column = ghosts[0]
-            what = f"saw {seen[segment, column]} of column {column} in segment {segment}, sent were {sent[column]}"
+            what = f"saw {seen[segment, column]} of column {column} in segment {segment}, but {sent[column]} were sent"
             yield Violation("I2 no ghosts", f"{pull} {what}")
             return
         if (missing := np.argwhere(seen < acked)).size:
             segment, column = missing[0]
-            what = f"{pull} misses column {column} in segment {segment}, acknowledged before it began"
+            what = f"{pull} misses column {column} in segment {segment}, which was acknowledged before"
             yield Violation("I3 real time", what)
             return
 
@@ -213,7 +213,7 @@ def _whole_steps(plan: FaultPlan, pulls: list[CheckedPull], void: set[int]) -> I
                 yield Violation("I6 step", f"{pull} saw slots {above} of unfinished steps in segment {segment}")
                 return
             if taken < least:
-                yield Violation("I6 step", f"{pull} saw {taken} steps in segment {segment}, it may demand {least}")
+                yield Violation("I6 step", f"{pull} saw {taken} steps in segment {segment}, at least {least} expected")
                 return
 
 
@@ -274,7 +274,7 @@ class OwnershipChecker:
             case m.Levels() | m.Adopt() if message.changes:
                 self._world.counts[f"rare: {tag_of(type(message))} with changes"] += 1
             case m.Fill() if message.books is not None and message.books.ledger:
-                self._world.counts["rare: filled with what was counted"] += 1
+                self._world.counts["rare: filled with counted pushes"] += 1
             case m.Append():
                 self._append(sender, to, message)
             case m.Appended():
@@ -293,7 +293,7 @@ class OwnershipChecker:
             self._too_much(f"{waits:,} bytes of changes wait at {sender} for {to}")
         said = Counter((one.change.kind, one.change.incarnation, one.change.spell) for one in comings)
         if said and max(said.values()) > 1 + holding.counts.get("promoted", 0):
-            self._too_much(f"{sender} has to tell {to} {max(said.values())} times what one worker did once")
+            self._too_much(f"{sender} queued one enter or park for {to} {max(said.values())} times")
 
     def _appended(self, sender: str, appended: m.Appended) -> None:
         holding = self._cluster.holding(sender, appended.table)
@@ -328,18 +328,18 @@ class OwnershipChecker:
         elif owner == server:
             return
         elif epoch == highest:
-            what = f"{server} and {owner} have both acknowledged for the segment from key {start} in epoch {epoch}"
+            what = f"{server} and {owner} both acknowledged pushes to the segment from key {start} in epoch {epoch}"
             self.violations.add("I7 one owner", what)
         elif (found := self._cluster.part_from(owner, push.table, start)) is not None:
             part, segment = found
-            self._world.counts["rare: told by a deposed server"] += 1
+            self._world.counts["rare: acknowledged by a deposed server"] += 1
             if push.stream < 0 and -push.stream not in self._cluster.incarnations():
                 return  # its client is gone, and with it what is known of its pushes
             if not _has(part, segment, push):
                 what = (
-                    f"{server} acknowledged push ({push.stream}, {push.number}) for segment {segment} by epoch {epoch}"
+                    f"{server} acknowledged push ({push.stream}, {push.number}) for segment {segment} in epoch {epoch}"
                 )
-                self.violations.add("I7 one owner", f"{what}, {owner} owned it by epoch {highest} and lacks the push")
+                self.violations.add("I7 one owner", f"{what}, but {owner} owned it in epoch {highest} and lacks it")
 
 
 def _has(part: SegmentState, segment: int, push: m.Push) -> bool:
@@ -359,7 +359,7 @@ def differences(cluster: SimulatedCluster) -> Iterator[Violation]:
             for name in place.servers:
                 part = cluster.part(name, table.number, segment)
                 if part is None:
-                    yield Violation("I8 copies agree", f"{name} has no copy of segment {segment}, and should have one")
+                    yield Violation("I8 copies agree", f"{name} should have a copy of segment {segment}, but has none")
                 else:
                     parts[name] = part
             if len({part.digest(segment) for part in parts.values()}) > 1 and (told := _told(parts, segment, live)):
@@ -387,14 +387,14 @@ def left_behind(cluster: SimulatedCluster) -> Iterator[Violation]:
             kept = [segment for part in parts if part is not None for segment in part.segments]
             extra = [segment for segment in kept if name not in places[segment].servers]
             if extra or len(set(kept)) < len(kept):
-                what = f"{name} keeps segments {extra or sorted(kept)} of table {number}"
-                yield Violation("I12 bounded", f"{what}, which others hold" if extra else f"{what}, some of them twice")
+                what = f"{name} still has segments {extra or sorted(kept)} of table {number}"
+                yield Violation("I12 bounded", f"{what}, which belong to others" if extra else f"{what}, some of them twice")
             if holding.log.entries or any(link.queue for link in holding.log.links.values()):
                 waits = {link.name: len(link.queue) for link in holding.log.links.values()}
-                yield Violation("I12 bounded", f"{name} still has changes of table {number} to send: {waits}")
+                yield Violation("I12 bounded", f"{name} has unsent changes of table {number}: {waits}")
             for link in holding.log.links:
                 if not any(place.servers[:1] == [name] and link in place.servers for place in places):
-                    yield Violation("I12 bounded", f"{name} still sends to {link}, which holds nothing of its own")
+                    yield Violation("I12 bounded", f"{name} still sends to {link}, which backs up none of its segments")
 
 
 def _told(parts: dict[str, SegmentState], segment: int, live: set[int]) -> str:

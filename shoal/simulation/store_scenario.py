@@ -37,7 +37,7 @@ from shoal.store.client.task import Task
 from shoal.tables import Dense, Each, Filter, Sparse, Step, Table, Wire
 
 MOST_EVENTS = 200_000  # only a guard: the largest plans need a third, and promises are about time
-REST = 3 * limits.SECOND  # until nothing is under way any more
+REST = 3 * limits.SECOND  # until nothing is in flight
 LIVE_WITHIN = 40 * limits.SECOND  # 30 s, and the time to notice a dead worker
 
 
@@ -106,7 +106,7 @@ class StoreRun:
         if not self._until(self._at_rest, self._live_within):
             many = f", and after {self.world.events:,} events" if self.world.events >= MOST_EVENTS else ""
             since = (self.world.now - self._healed) / limits.SECOND
-            what = f"not done {since:.0f} s after all was healed{many}: {self._stuck()}"
+            what = f"not done {since:.0f} s after all faults were healed{many}: {self._stuck()}"
             return [*self.rollbacks, *self.elastic.violations, Violation("I13 live", what)]
         violations = [*self.rollbacks, *check(self.plan, self.recorder.history, self.dealer.void)]
         violations += [*self.bystander.violations, *self.elastic.check(self.recorder.history)]
@@ -203,7 +203,7 @@ class StoreRun:
             self._failure = task.error
 
     def _stopped(self, worker: Worker) -> None:
-        """This life cannot go on: it ends, and the next one begins."""
+        """Ends this incarnation of a worker and starts the next."""
         self.world.at(self.world.now, lambda: self._again(worker))
 
     def _again(self, worker: Worker) -> None:
@@ -230,7 +230,7 @@ class StoreRun:
         self.cluster.add(worker)
 
     def _at_rest(self) -> bool:
-        """All is done, everybody is where it belongs, and everything lies evenly."""
+        """All work is done, every node is back, and segments are balanced."""
         done = self.plan.kind == "clients" or self.dealer.finished
         done = done and all(life.done and life.error is None for life in self._lives.values())
         return done and self.elastic.settled and self.cluster.whole() and not self.elastic.uneven()
@@ -242,7 +242,7 @@ class StoreRun:
                 parts.append(f"{name}: {'; '.join(calls_of(self.workers[name]))}")
         if not self.cluster.whole():
             sets = {str(place) for table in self.cluster.tables() for place in table.places}
-            parts.append(f"not all copies are there again: {', '.join(sorted(sets)[:4])}")
+            parts.append(f"copies are missing: {', '.join(sorted(sets)[:4])}")
         return ", ".join([*parts, *self.elastic.stuck()])
 
     @property
@@ -257,7 +257,7 @@ class StoreRun:
 
     def _told(self, event: RunEvent) -> None:
         if isinstance(event, RolledBack):  # no plan of a store takes the last copy
-            why = f"the run went back although copies were left: {event.why}"
+            why = f"the run rolled back although copies were left: {event.why}"
             self.rollbacks.append(Violation("P1 kept", why))
         self.elastic.told(event)
 
@@ -269,7 +269,7 @@ class StoreRun:
             pending = worker.client.dispatcher.inflight.requests.values()
             deadline = worker.now - worker.member.timing.silence - worker.member.timing.resend_most
             if any(one.last_sign < deadline for one in pending):
-                self._hangs.add("a call was silent past its deadline")
+                self._hangs.add("a call had no sign of an answer past its deadline")
             self._see_unanswered(worker)
 
     def _see_unanswered(self, worker: Worker) -> None:
@@ -278,7 +278,7 @@ class StoreRun:
         if count > self._unanswered.get(worker, 0):
             self._unanswered[worker] = count
             if 0 < self._well_since() < self.world.now - 2 * worker.member.timing.silence:
-                self._hangs.add("a server that is here was called silent, long after all was healed")
+                self._hangs.add("a reachable server was reported silent long after all faults were healed")
             self.world.counts["unanswered"] += 1
 
     def _well_since(self) -> int:
@@ -301,11 +301,11 @@ class StoreRun:
         task = operator.start(pull_until_answered(operator, TABLE, self.recorder.everything(layout)))
         self.world.tell("operator")
         if not self._until(lambda: task.done, self._live_within) or task.error is not None:
-            return [Violation("I13 live", f"the last pull: {task.error or 'no answer'}")]
+            return [Violation("I13 live", f"the final pull failed: {task.error or 'no answer'}")]
         return check_end(self.plan, self.recorder.history, self.dealer.void, self.recorder.table(task.value))
 
     def _check_copies(self) -> list[Violation]:
-        """I7; and I8 and I12 a little later, when nothing is under way."""
+        """I7; and I8 and I12 a little later, when nothing is in flight."""
         later = self.world.now + REST
         self.world.at(later, lambda: None)
         self._until(lambda: self.world.now >= later, 2 * REST)
@@ -351,7 +351,7 @@ STORE = Scenario(
         network: clogged; cut off; dropped; lost; repeated; slow; very late
         rare: adopt with changes; coordinator crashed during a failover; levels with changes
         rare: coordinator crashed during a fill; duplicate reached the new primary
-        rare: filled with what was counted; server crashed during a fill; told by a deposed server
+        rare: filled with counted pushes; server crashed during a fill; acknowledged by a deposed server
         server: lists let go; another life; fenced; held again; levelled; moved; opening
         server: out of order; promoted; refused; repeated; returned from parking; steps
         server: view behind; void; waited
@@ -367,7 +367,7 @@ MOVES = Scenario(
         fault: ambush; drain server; far server; freeze server; join server; roll
         fault: sluggish coordinator
         moves: named; copied; full; handed; given up; rolled through all servers
-        moves: servers that left; servers that came back; told that it was handed over
+        moves: servers that left; servers that came back; hand-over reported
         network: far
         servers that ended: refused
     """),

@@ -386,6 +386,6 @@ class BackgroundLoad:
         except ShoalError:
             return False
         if not ((least <= found) & (found <= self.sent)).all():
-            what = f"the table aside has {found.tolist()}, acknowledged were {least} pushes of {self.sent}"
+            what = f"the bystander's table has {found.tolist()}: {least} of {self.sent} pushes were acknowledged"
             self.violations.add("I1 exactly once", what)
         return True

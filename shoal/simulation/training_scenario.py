@@ -72,7 +72,7 @@ class TrainingChecker:
         computed = sum(trainer._done for trainer in self.run.nodes.trainers.values())
         lacked = self.work.done - self.run.begun_with
         if computed != lacked:
-            what = f"{computed} slots were computed after {self.run.begun_with} of a checkpoint, {lacked} were to be"
+            what = f"{computed} slots were computed after a checkpoint with {self.run.begun_with}, expected {lacked}"
             yield Violation("resume", what)
 
     def _ends(self) -> Iterator[Violation]:
@@ -83,7 +83,7 @@ class TrainingChecker:
         if failed and not self._may_fail(failed):
             yield Violation("P10 goes on", f"the run failed: {failed}")
         if (self.weights is None or self.tally is None) and not self.plan.beyond:
-            yield Violation("I13 live", "the tables could not be read when it was over")
+            yield Violation("I13 live", "the tables could not be read after the run had ended")
 
     def _may_fail(self, why: str) -> bool:
         """Whether the plan explains a failure: no workers, or a lost model."""
@@ -96,16 +96,16 @@ class TrainingChecker:
     def _order(self) -> Iterator[Violation]:
         kinds = [type(event) for event in self.run.told]
         if Evaluated in kinds and (Started not in kinds or kinds.index(Evaluated) < kinds.index(Started)):
-            yield Violation("order", "a model was judged before the run had started")
+            yield Violation("order", "a model was evaluated before the run had started")
         # A scheduler may end between a line of its journal and the ack of its event; its next life
         # then repeats the event. So only events from before the end may come once more.
         stop = kinds.index(Stopped) if Stopped in kinds else len(kinds)
         before = [event for event in self.run.told[:stop] if isinstance(event, Evaluated)]
         if any(isinstance(event, Evaluated) and event not in before for event in self.run.told[stop:]):
-            yield Violation("order", "a model was judged after the run had stopped")
+            yield Violation("order", "a model was evaluated after the run had stopped")
         whys = {event.why for event in self.run.told if isinstance(event, Stopped)}
         if len(whys) > 1:
-            yield Violation("order", f"it stopped for several reasons: {sorted(whys)}")
+            yield Violation("order", f"the run reported several reasons to stop: {sorted(whys)}")
 
     def _rollbacks(self) -> Iterator[Violation]:
         saved = 0
@@ -115,9 +115,9 @@ class TrainingChecker:
             elif isinstance(event, RolledBack):
                 if (event.checkpoint or 0) < saved and not self.run.cluster.damaged:
                     back = event.checkpoint or "the beginning"
-                    yield Violation("I9 durable", f"checkpoint {saved} was told of, and the run went back to {back}")
+                    yield Violation("I9 durable", f"checkpoint {saved} was reported, but the run rolled back to {back}")
                 if not self.plan.beyond:
-                    yield Violation("P1 kept", f"the run went back although copies were left: {event.why}")
+                    yield Violation("P1 kept", f"the run rolled back although copies were left: {event.why}")
                 saved = event.checkpoint or 0
 
     @cached_property
@@ -138,7 +138,7 @@ class TrainingChecker:
             again = told.get(event.number)
             same = again is None or (again.steps, again.test_loss) == (event.steps, event.test_loss)
             if not same and not self.rolled_back:
-                yield Violation("evaluations", f"evaluation {event.number} was told twice, and not the same")
+                yield Violation("evaluations", f"evaluation {event.number} was reported twice, with different results")
             told[event.number] = event
         judged = [event for event, _ in self._judged]
         numbers = [event.number for event in judged]
@@ -146,7 +146,7 @@ class TrainingChecker:
         if numbers != list(range(first, first + len(numbers))):
             yield Violation("evaluations", f"evaluations {numbers}: some are missing")
         if any(after.steps < before.steps for before, after in pairwise(judged)):
-            yield Violation("evaluations", f"at steps {[event.steps for event in judged]}: not in order")
+            yield Violation("evaluations", f"steps {[event.steps for event in judged]} are not in order")
         if self.work.step is not None:
             yield from self._at_their_steps(judged)
         elif self.plan.counts:
@@ -161,19 +161,19 @@ class TrainingChecker:
             planned.append(self.work.steps_until(at))
         if self.run.scheduler.counts["evaluations of a later step"]:
             if not self.resumed and self.run.evaluators < 2:
-                yield Violation("evaluations", "one of a later step than was asked for, and no evaluator was lost")
+                yield Violation("evaluations", "one is of a later step than requested, but no evaluator was lost")
             return  # an evaluator died, and another judged what was there: the bits are checked
         for event in judged:
             last = self.run.scheduler.ended and event is judged[-1]
             if event.steps not in planned and not last:
-                yield Violation("evaluations", f"one at step {event.steps}, and not at one of {planned[:9]}")
+                yield Violation("evaluations", f"one is at step {event.steps}, expected only at {planned[:9]}")
         if self.run.scheduler.ended and not self.run.scheduler.failed:
             steps = [event.steps for event in judged]
             missing = [step for step in planned if steps and steps[0] <= step < steps[-1] and step not in steps]
             if missing:
-                yield Violation("evaluations", f"none at steps {missing[:9]}")
+                yield Violation("evaluations", f"there are none at steps {missing[:9]}")
             if not steps or steps[-1] != self.work.steps_until(self.work.limit):
-                yield Violation("evaluations", f"the last at step {steps[-1:]}, the run ended at {self.work.steps}")
+                yield Violation("evaluations", f"the last is at step {steps[-1:]}, but the run ended at {self.work.steps}")
 
     def _at_its_slots(self, before: Evaluated | None, event: Evaluated, weights: Values | None) -> Iterator[Violation]:
         """Where pushes count at once: all named slots are in it, and few others."""
@@ -184,13 +184,13 @@ class TrainingChecker:
         later = sum(isinstance(one, Voided) for one in told[told.index(event) :])
         named = event.steps - (len(self.work.voids) - later)  # slots are not done in order
         if inside < named:
-            what = f"evaluation {event.number} is of {named} slots, and only {inside} are in the model"
+            what = f"evaluation {event.number} names {named} slots, but only {inside} are in its model"
             yield Violation("evaluations", what)
         most = self._limit
         if every < ENDLESS and before is not None:
             most = min(most, (before.steps // every + 2) * every)
         if inside > most and not self._may_have_more:
-            what = f"evaluation {event.number}, after {event.steps} slots, is of {inside} slots, of at most {most}"
+            what = f"evaluation {event.number}, after {event.steps} slots, has {inside} in its model: at most {most} expected"
             yield Violation("evaluations", what)
 
     def _exactly_once(self) -> Iterator[Violation]:
@@ -203,10 +203,10 @@ class TrainingChecker:
         more = failed or self._may_have_more
         wrong = np.flatnonzero((tally > 1) | ((tally < counted) & (not back)) | ((tally > counted) & (not more)))
         if len(wrong):
-            found = ", ".join(f"slot {slot}: {tally[slot]:g} for {counted[slot]:g}" for slot in wrong[:6].tolist())
-            yield Violation("I1 exactly-once", f"{len(wrong)} slots of {int(counted.sum())}: {found}")
+            found = ", ".join(f"slot {slot} counts {tally[slot]:g}, expected {counted[slot]:g}" for slot in wrong[:6].tolist())
+            yield Violation("I1 exactly-once", f"{len(wrong)} slots are wrong, {int(counted.sum())} are counted: {found}")
         if not failed and work.done != work.limit:
-            yield Violation("I1 exactly-once", f"{work.done} slots are counted, {work.limit} were to be")
+            yield Violation("I1 exactly-once", f"{work.done} slots are counted, expected {work.limit}")
         if self.plan.counts and not failed and self.weights is not None:
             yield from self._counted_in_weights(self.weights)
 
@@ -236,8 +236,8 @@ class TrainingChecker:
         found = weights.astype(np.float64) / STEP
         wrong = np.flatnonzero((found < expected) | (found > expected + either))
         if len(wrong):
-            some = ", ".join(f"{found[one]:g} for {expected[one]:g}" for one in wrong[:6].tolist())
-            yield Violation("I1 exactly-once", f"{len(wrong)} weights count other slots than were counted: {some}")
+            some = "; ".join(f"{found[one]:g}, expected {expected[one]:g}" for one in wrong[:6].tolist())
+            yield Violation("I1 exactly-once", f"{len(wrong)} weights differ from the counted slots: {some}")
 
     @property
     def _is_exact(self) -> bool:
@@ -272,24 +272,24 @@ class TrainingChecker:
             if other is None:
                 return
             if way == WAYS:
-                run.world.counts["rare: models that may be of too many hands"] += 1
+                run.world.counts["rare: too many possible holders to compare models"] += 1
                 return
-            wrong = wrong or f"{other[1]} is not the serial run's after step {other[0]}"
+            wrong = wrong or f"{other[1]} differs from the serial run after step {other[0]}"
         yield Violation("P3 same bits", wrong)
 
     def _stop_rules(self) -> Iterator[Violation]:
         why = next((event for event in self.run.told if isinstance(event, Stopped)), None)
         if why is None:
-            yield Violation("stop rules", "the run ended, and nobody was told why")
+            yield Violation("stop rules", "the run ended without reporting a reason")
             return
         limit, reason = self._limit, self._limit_reason
         if self.work.done > limit:
-            yield Violation("stop rules", f"{self.work.done} slots were counted, at most {limit} were to be")
+            yield Violation("stop rules", f"{self.work.done} slots were counted, at most {limit} expected")
         if why.why == reason and self.work.done != limit:
-            yield Violation("stop rules", f"{reason!r} with {self.work.done} of {limit} slots")
+            yield Violation("stop rules", f"stopped with {reason!r} after {self.work.done} of {limit} slots")
         seconds = self.plan.stop.get("seconds")
         if why.why.endswith("seconds are over") and (seconds is None or why.seconds < seconds):
-            yield Violation("stop rules", f"{why.why!r} after {why.seconds:g} seconds")
+            yield Violation("stop rules", f"stopped with {why.why!r} after {why.seconds:g} seconds")
         if not self.rolled_back and not self.resumed:
             yield from self._by_loss(why.why)
 
@@ -310,12 +310,12 @@ class TrainingChecker:
                 ends = place
                 break
         if reason and len(judged) - 1 > ends + 1:
-            yield Violation("stop rules", f"{reason!r} at evaluation {ends}, and it ended with {len(judged) - 1}")
+            yield Violation("stop rules", f"{reason!r} at evaluation {ends}, but the last one is {len(judged) - 1}")
         by_loss = why.startswith(("target loss", "no improvement"))
         if by_loss and why != reason:
-            yield Violation("stop rules", f"it ended with {why!r}, its evaluations say {reason or 'nothing'!r}")
+            yield Violation("stop rules", f"it stopped with {why!r}, but its evaluations call for {reason or 'nothing'!r}")
         if reason and not by_loss and ends < len(judged) - 2:
-            yield Violation("stop rules", f"it ended with {why!r}, its evaluations said {reason!r} long before")
+            yield Violation("stop rules", f"it stopped with {why!r}, but its evaluations called for {reason!r} long before")
 
 
 def limit_of(plan: TrainingPlan) -> tuple[int, str]:
@@ -370,7 +370,7 @@ class TrainingScenario:
         second = self._life(plan, first)
         # On the disk after the crash: an unreported checkpoint may look complete in the cache only.
         origin = second.newest_checkpoint()
-        self.counts["runs taken up from a checkpoint" if origin else "runs begun again"] += 1
+        self.counts["runs resumed from a checkpoint" if origin else "runs started again"] += 1
         return [*_lost(first, origin), *(self._live(second, origin) or [])]
 
     def _life(self, plan: TrainingPlan, former: TrainingWorld | None = None) -> TrainingWorld:
@@ -385,7 +385,7 @@ class TrainingScenario:
     def _live(self, run: TrainingWorld, origin: Origin | None) -> list[Violation] | None:
         """The violations of this life; None if it ended early without checks."""
         if not run.set_up(origin, self.plan.job):
-            return [Violation("I13 live", "no tables 30 s after the beginning, without any fault")]
+            return [Violation("I13 live", "no tables after 30 s without any fault")]
         nemesis = run.elastic.nemesis
         if "early faults" not in self.plan.habits:
             run.until(lambda: run.was_told(Started), BEGINS_WITHIN)
@@ -404,15 +404,15 @@ class TrainingScenario:
         slots = min(run.scheduler.workload.limit, 4 * run.plan.slots)
         within = (40_000 + slots * run.plan.think) * MILLISECOND  # to notice deaths and compute
         if not run.until(lambda: run.over, within):
-            return [Violation("I13 live", f"not over {within // SECOND} s after all was healed: {self._stuck(run)}")]
+            return [Violation("I13 live", f"not over {within // SECOND} s after all faults were healed: {self._stuck(run)}")]
         if run.plan.group and "resume this run" in run.scheduler.failed and run.plan.beyond:
             return None
         checker = TrainingChecker(run, run.pull(TABLE), run.pull(TALLY), origin is not None)
         found = [*run.staleness.violations[:3], *run.delays.violations[:3], *run.elastic.violations, *checker.check()]
         if run.auditor is not None:
             found += run.auditor.violations[:3]
-            self.counts["reads of the account"] += run.auditor.reads
-        self.counts["models held against the serial run"] += checker.held
+            self.counts["reads of the tally"] += run.auditor.reads
+        self.counts["models compared with the serial run"] += checker.held
         return found
 
     def _stuck(self, run: TrainingWorld) -> str:
@@ -438,7 +438,7 @@ def _lost(run: TrainingWorld, found: Origin | None) -> list[Violation]:
     newest = 0 if found is None else found[1].number
     if newest >= told or run.cluster.damaged:
         return []
-    return [Violation("I9 durable", f"checkpoint {told} was told of, and {newest or 'none'} is there after a crash")]
+    return [Violation("I9 durable", f"checkpoint {told} was reported, but after a crash the newest is {newest or 'none'}")]
 
 
 def _counts(run: TrainingWorld) -> Counter[str]:
@@ -453,7 +453,7 @@ def _counts(run: TrainingWorld) -> Counter[str]:
     counts["workers that left"] += len(run.left & run.leaving.keys())
     counts["schedulers started again"] += max(0, len(run.schedulers) - 1)
     counts["evaluators started again"] += run.evaluators - 1
-    counts["answers held against the staleness bound"] += run.staleness.checked
+    counts["answers checked for staleness"] += run.staleness.checked
     counts["delays that changed"] += run.delays.changes
     for part in client_counts(run.nodes.everyone):
         counts.update(part)
@@ -465,8 +465,8 @@ TRAINING = Scenario(
     draw=draw,
     run=lambda plan, trace: TrainingScenario(plan, trace).verdict(),
     sometimes=counters("""
-        answers held against the staleness bound; delays that changed; evaluators started again
-        models held against the serial run; reads of the account; runs taken up from a checkpoint
+        answers checked for staleness; delays that changed; evaluators started again
+        models compared with the serial run; reads of the tally; runs resumed from a checkpoint
         schedulers started again; void slots; workers that left
         client: fenced; resent
         disk: writes torn by a crash
@@ -474,7 +474,7 @@ TRAINING = Scenario(
         fault: cut worker; drain server; full coordinator; halting worker; hire worker; join server
         fault: leave worker; pause worker; power; rot; slower worker; stall worker; twin worker
         network: lost; repeated
-        rare: one of two of a name gave way
+        rare: one of two processes of a name ended
         run: coordinator restarts; rollbacks; second copies; second copies first; slots dealt again
         run: slots with newer weights; workers lost
         stopped: epoch; improvement; seconds; step; target

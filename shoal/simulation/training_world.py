@@ -280,7 +280,7 @@ class TrainingWorld:
     def _send_a_worker(self) -> None:
         """Hires a worker for a run that lost its model after all workers had left."""
         name = self.plan.newcomer_worker(len(self.left) + len(self.nodes.everyone))
-        self.world.counts["workers that came when none was left"] += 1
+        self.world.counts["workers hired when none was left"] += 1
         self.nodes.hire(self.local(name))
 
     def _after_event(self, name: str) -> None:
@@ -295,7 +295,7 @@ class TrainingWorld:
         # Two processes share the name, and the other one is a member. Here a reply reaches either
         # process, so a late hello of a dead life may refuse the next; a real socket would not.
         if isinstance(error, Refused) and name in self._doubled:
-            self.world.counts["rare: one of two of a name gave way"] += 1
+            self.world.counts["rare: one of two processes of a name ended"] += 1
             self.world.at(max(self.world.now, self._doubled[name]) + AGAIN_AFTER, lambda: self.restart(name))
         else:
             self.broken[name] = error
@@ -492,7 +492,7 @@ class StalenessWatch:
             known = incarnation in here and not pace.parked and sender in pace.known_to
             if incarnation != asker and known and pace.sent < clock - self._max_delay:
                 behind = f"{pace.name} has pushed up to step {pace.sent}: max_delay is {self._max_delay}"
-                self.violations.add("P4 staleness", f"{sender} answered {to} at clock {clock}, and {behind}")
+                self.violations.add("P4 staleness", f"{sender} answered {to} at clock {clock}, but {behind}")
 
 
 class DelayWatch:
@@ -507,9 +507,9 @@ class DelayWatch:
         before, self.delay = self.delay, event.max_delay
         self.changes += 1
         if not 0 <= event.max_delay <= stragglers.LONGEST:
-            self.violations.add("P11 delay", f"{event.max_delay} steps, of at most {stragglers.LONGEST}")
+            self.violations.add("P11 delay", f"{event.max_delay} steps, at most {stragglers.LONGEST} allowed")
         if before is not None and (event.waiting > stragglers.MOST_WAITING) != (event.max_delay > before):
-            what = f"from {before} to {event.max_delay}, with {event.waiting:.0%} of the time waited"
+            what = f"from {before} to {event.max_delay} steps, with {event.waiting:.0%} of the time spent waiting"
             self.violations.add("P11 delay", what)
 
 
@@ -606,8 +606,8 @@ class TrainingAudit:
         missing = [slot for slot in counted if not found[slot]]
         restored = self._resumed or any(generations)
         if missing and (self._restored_whole or not restored):
-            self.violations.add("I3 real time", f"slots {missing[:6]} were counted before the pull, and are not in it")
+            self.violations.add("I3 real time", f"slots {missing[:6]} were counted before the pull, but are not in it")
         if self._last is not None and self._last[0] == generations and (found < self._last[1]).any():
             less = np.flatnonzero(found < self._last[1])
-            self.violations.add("I4 monotone", f"slots {less[:6].tolist()} were read before, and are gone")
+            self.violations.add("I4 monotone", f"slots {less[:6].tolist()} were read before, but are missing now")
         self._last = generations, found

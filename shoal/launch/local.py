@@ -128,7 +128,7 @@ class ThreadCluster(Cluster):
 
         transport = self._hub.open(name)
         serving = ServerProcess(name, secrets.token_hex(8), transport)
-        serving.guest.on_end = serving.loop.stop  # when it was drained
+        serving.drainable.on_end = serving.loop.stop  # when it was drained
         transport.answer_with(serving.loop.take)
         self._run(serving.loop)
 
@@ -147,8 +147,8 @@ class ThreadCluster(Cluster):
         facts = CoordinatorProcess("", self._copies, self._run_facts, checkpoints=folder, timing=self.timing)
         node = facts.coordinator(self._journal.records)
         self._coordinator = Loop(node, self._hub.open("coordinator"), self._journal)
-        if self._telling is not None:
-            self._coordinator.listener = self._telling
+        if self._event_thread is not None:
+            self._coordinator.listener = self._event_thread
         self._run(self._coordinator)
 
     def tell_ended(self, name: str, reason: str) -> None:

@@ -57,7 +57,7 @@ class Fault(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
 
 class SeedPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """What the plans of all scenarios have."""
+    """The fields of every plan."""
 
     of: ClassVar[str] = "store"  # the scenario that runs it
     seed: int
@@ -87,7 +87,7 @@ class SeedPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tru
         return Timing(scale=self.scale).intervals()
 
     def __str__(self) -> str:
-        """What is not the default, and the faults."""
+        """The fields that differ from their defaults, and the faults."""
         facts = [
             f"{field.name} {getattr(self, field.name)}"
             for field in msgspec.structs.fields(self)
@@ -237,7 +237,7 @@ def _straggler(plan: FaultPlan, random: Random, name: str) -> Fault:
 
 
 def times(plan: FaultPlan, random: Random, counts: list[int]) -> Iterator[int]:
-    """Draws each time when it is asked for, after all of the fault before it."""
+    """Draws each time lazily, after all draws of the fault before it."""
     for _ in range(random.choice(counts)):
         yield random.randrange(plan.lasts)
 

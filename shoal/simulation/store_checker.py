@@ -282,24 +282,24 @@ class OwnershipChecker:
 
     def _append(self, sender: str, to: str, append: m.Append) -> None:
         """I12: changes that wait for a copy are bounded."""
-        holding = self._cluster.holding(sender, append.table)
-        link = holding.log.links.get(to) if holding is not None else None
-        if holding is None or link is None:
+        table_server = self._cluster.table_server(sender, append.table)
+        link = table_server.log.links.get(to) if table_server is not None else None
+        if table_server is None or link is None:
             return
         # Enter and park are never delayed: one each, and one more for every segment that opens.
-        comings = [parcel for parcel in link.queue if parcel.change.kind in ("enter", "park")]
-        waits = link.waits - sum(parcel.size for parcel in comings)
+        queued = [entry for entry in link.queue if entry.change.kind in ("enter", "park")]
+        waits = link.waits - sum(entry.size for entry in queued)
         if waits > limits.COPIES_HELD + _ROOM:
             self._too_much(f"{waits:,} bytes of changes wait at {sender} for {to}")
-        said = Counter((one.change.kind, one.change.incarnation, one.change.spell) for one in comings)
-        if said and max(said.values()) > 1 + holding.counts.get("promoted", 0):
-            self._too_much(f"{sender} queued one enter or park for {to} {max(said.values())} times")
+        repeats = Counter((one.change.kind, one.change.incarnation, one.change.spell) for one in queued)
+        if repeats and max(repeats.values()) > 1 + table_server.counts.get("promoted", 0):
+            self._too_much(f"{sender} queued one enter or park for {to} {max(repeats.values())} times")
 
     def _appended(self, sender: str, appended: m.Appended) -> None:
-        holding = self._cluster.holding(sender, appended.table)
-        for (primary, _), follow in holding.backups.by_primary.items() if holding is not None else ():
-            if follow.waits > limits.COPIES_HELD + 2 * _ROOM:
-                self._too_much(f"{follow.waits:,} bytes of changes of {primary} wait at {sender} for their segments")
+        table_server = self._cluster.table_server(sender, appended.table)
+        for (primary, _), backup in table_server.backups.by_primary.items() if table_server is not None else ():
+            if backup.waits > limits.COPIES_HELD + 2 * _ROOM:
+                self._too_much(f"{backup.waits:,} bytes of changes of {primary} wait at {sender} for their segments")
 
     def _too_much(self, what: str) -> None:
         if not any(one.rule == "I12 bounded" for one in self.violations):
@@ -307,10 +307,10 @@ class OwnershipChecker:
 
     def _counted(self, sender: str, answer: m.Counted) -> None:
         push = self._pushes.get(answer.request)
-        holding = None if push is None else self._cluster.holding(sender, push.table)
-        if push is None or holding is None or sender in self._world.twins:
+        table_server = None if push is None else self._cluster.table_server(sender, push.table)
+        if push is None or table_server is None or sender in self._world.twins:
             return
-        placed, places = holding.placed, holding.placed.places
+        placed, places = table_server.placed, table_server.placed.places
         for segment in range(push.first, min(push.last + 1, len(places))):
             place = places[segment]
             if place.servers[:1] != [sender] or place.since > push.view:  # it was another owner's
@@ -330,20 +330,20 @@ class OwnershipChecker:
         elif epoch == highest:
             what = f"{server} and {owner} both acknowledged pushes to the segment from key {start} in epoch {epoch}"
             self.violations.add("I7 one owner", what)
-        elif (found := self._cluster.part_from(owner, push.table, start)) is not None:
-            part, segment = found
+        elif (found := self._cluster.state_from(owner, push.table, start)) is not None:
+            state, segment = found
             self._world.counts["rare: acknowledged by a deposed server"] += 1
             if push.stream < 0 and -push.stream not in self._cluster.incarnations():
                 return  # its client is gone, and with it what is known of its pushes
-            if not _has(part, segment, push):
+            if not _has(state, segment, push):
                 what = (
                     f"{server} acknowledged push ({push.stream}, {push.number}) for segment {segment} in epoch {epoch}"
                 )
                 self.violations.add("I7 one owner", f"{what}, but {owner} owned it in epoch {highest} and lacks it")
 
 
-def _has(part: SegmentState, segment: int, push: m.Push) -> bool:
-    books, apply = part.books(segment), part.spec.apply
+def _has(state: SegmentState, segment: int, push: m.Push) -> bool:
+    books, apply = state.books(segment), state.spec.apply
     if isinstance(apply, Step) and push.stream >= 0:
         return books.version > apply.step_of((push.stream, push.number))
     counted = books.ledger.get(push.stream)
@@ -355,21 +355,22 @@ def differences(cluster: SimulatedCluster) -> Iterator[Violation]:
     live = set(cluster.incarnations())
     for table in cluster.tables():
         for segment, place in enumerate(table.places):
-            parts: dict[str, SegmentState] = {}
+            states: dict[str, SegmentState] = {}
             for name in place.servers:
-                part = cluster.part(name, table.number, segment)
-                if part is None:
+                state = cluster.segment_state(name, table.number, segment)
+                if state is None:
                     yield Violation("I8 copies agree", f"{name} should have a copy of segment {segment}, but has none")
                 else:
-                    parts[name] = part
-            if len({part.digest(segment) for part in parts.values()}) > 1 and (told := _told(parts, segment, live)):
-                yield Violation("I8 copies agree", f"segment {segment}: {told}")
+                    states[name] = state
+            digests = {state.digest(segment) for state in states.values()}
+            if len(digests) > 1 and (how := _differing(states, segment, live)):
+                yield Violation("I8 copies agree", f"segment {segment}: {how}")
 
 
 def settled(cluster: SimulatedCluster) -> bool:
     """Every server has the newest view, and no change is in flight to a copy or being computed."""
     for server in cluster.servers.values():
-        logs = [holding.log for holding in server.tables.values()]
+        logs = [table_server.log for table_server in server.tables.values()]
         if server.computing or any(log.entries or any(link.queue for link in log.links.values()) for log in logs):
             return False
     return cluster.all_know()
@@ -379,27 +380,27 @@ def left_behind(cluster: SimulatedCluster) -> Iterator[Violation]:
     """I12: no server keeps segments or changes that it should not hold."""
     placed = {table.number: table.places for table in cluster.tables()}
     for name, server in cluster.servers.items():
-        for number, holding in server.tables.items():
+        for number, table_server in server.tables.items():
             places = placed.get(number, [])
-            if holding.placed.places != places:
+            if table_server.placed.places != places:
                 continue  # the last view has not reached it yet
-            parts = [holding.primary, *(follow.part for follow in holding.backups.by_primary.values())]
-            kept = [segment for part in parts if part is not None for segment in part.segments]
+            states = [table_server.primary, *(backup.part for backup in table_server.backups.by_primary.values())]
+            kept = [segment for state in states if state is not None for segment in state.segments]
             extra = [segment for segment in kept if name not in places[segment].servers]
             if extra or len(set(kept)) < len(kept):
                 what = f"{name} still has segments {extra or sorted(kept)} of table {number}"
-                yield Violation("I12 bounded", f"{what}, which belong to others" if extra else f"{what}, some of them twice")
-            if holding.log.entries or any(link.queue for link in holding.log.links.values()):
-                waits = {link.name: len(link.queue) for link in holding.log.links.values()}
+                yield Violation("I12 bounded", f"{what}, which others own" if extra else f"{what}, some of them twice")
+            if table_server.log.entries or any(link.queue for link in table_server.log.links.values()):
+                waits = {link.name: len(link.queue) for link in table_server.log.links.values()}
                 yield Violation("I12 bounded", f"{name} has unsent changes of table {number}: {waits}")
-            for link in holding.log.links:
+            for link in table_server.log.links:
                 if not any(place.servers[:1] == [name] and link in place.servers for place in places):
                     yield Violation("I12 bounded", f"{name} still sends to {link}, which backs up none of its segments")
 
 
-def _told(parts: dict[str, SegmentState], segment: int, live: set[int]) -> str:
+def _differing(states: dict[str, SegmentState], segment: int, live: set[int]) -> str:
     """Describes how copies differ; only some may have forgotten a departed worker."""
-    images = {name: part.image(segment) for name, part in parts.items()}
+    images = {name: state.image(segment) for name, state in states.items()}
     aspects: dict[str, Any] = {
         "rows": lambda image: image.rows.tobytes(),
         "names": lambda image: None if image.names is None else image.names.tolist(),

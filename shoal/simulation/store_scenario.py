@@ -28,7 +28,7 @@ from shoal.simulation.cluster import (
     servers_joined,
 )
 from shoal.simulation.faults import Fault, FaultPlan
-from shoal.simulation.moves_driver import ElasticDriver
+from shoal.simulation.moves_driver import MovesDriver
 from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, counters, judge
 from shoal.simulation.store_checker import OwnershipChecker, check, check_end, differences, left_behind, settled
 from shoal.simulation.store_workload import COLUMNS, NAME, TABLE, BackgroundLoad, HistoryRecorder, SimulatedDealer
@@ -61,9 +61,9 @@ class StoreRun:
         self.dealer = SimulatedDealer(plan)
         self.cluster = SimulatedCluster(self.world, plan, idle_scheduler)
         self.rollbacks: list[Violation] = []
-        self.owners, self.elastic = OwnershipChecker(self.cluster), ElasticDriver(self.cluster, plan, self)
-        self.recorder.takes = self.elastic.stragglers.takes
-        self.world.on_tell = self._told
+        self.owners, self.moves = OwnershipChecker(self.cluster), MovesDriver(self.cluster, plan, self)
+        self.recorder.takes = self.moves.stragglers.takes
+        self.world.on_tell = self._on_event
         self.bystander = BackgroundLoad(plan, limits.SEGMENTS_PER_SERVER * plan.servers)
         self.workers: dict[str, Worker] = {}
         self.pushed: dict[str, list[int]] = {}  # plain clients: pushes begun over all lives
@@ -94,7 +94,7 @@ class StoreRun:
             return [Violation("I13 live", "no table after 20 s without any fault")]
         for name in self.plan.worker_names:
             self._start(name)
-        nemesis = self.elastic.nemesis
+        nemesis = self.moves.nemesis
         nemesis.begin()
         if "bystander" in self.plan.habits:
             self._stand_by()
@@ -106,10 +106,10 @@ class StoreRun:
         if not self._until(self._at_rest, self._live_within):
             many = f", and after {self.world.events:,} events" if self.world.events >= MOST_EVENTS else ""
             since = (self.world.now - self._healed) / limits.SECOND
-            what = f"not done {since:.0f} s after all faults were healed{many}: {self._stuck()}"
-            return [*self.rollbacks, *self.elastic.violations, Violation("I13 live", what)]
+            what = f"not done {since:.0f} s after the last fault{many}: {self._stuck()}"
+            return [*self.rollbacks, *self.moves.violations, Violation("I13 live", what)]
         violations = [*self.rollbacks, *check(self.plan, self.recorder.history, self.dealer.void)]
-        violations += [*self.bystander.violations, *self.elastic.check(self.recorder.history)]
+        violations += [*self.bystander.violations, *self.moves.check(self.recorder.history)]
         violations += self._check_end(operator)
         violations += self._check_copies()
         return violations + [Violation("I14 no hang", what) for what in sorted(self._hangs)]
@@ -165,11 +165,11 @@ class StoreRun:
                 self.world.counts["rogue pushes"] += 1
                 self.world.send(fault.who, fault.others[0], *sent)
         else:
-            return self.elastic.carry_out(fault, until)
+            return self.moves.carry_out(fault, until)
         return True
 
     def heal(self) -> None:
-        self.elastic.heal()
+        self.moves.heal()
         self.bystander.stopped = True
 
     def _start(self, name: str) -> None:
@@ -233,7 +233,7 @@ class StoreRun:
         """All work is done, every node is back, and segments are balanced."""
         done = self.plan.kind == "clients" or self.dealer.finished
         done = done and all(life.done and life.error is None for life in self._lives.values())
-        return done and self.elastic.settled and self.cluster.whole() and not self.elastic.uneven()
+        return done and self.moves.settled and self.cluster.whole() and not self.moves.uneven()
 
     def _stuck(self) -> str:
         parts = []
@@ -243,7 +243,7 @@ class StoreRun:
         if not self.cluster.whole():
             sets = {str(place) for table in self.cluster.tables() for place in table.places}
             parts.append(f"copies are missing: {', '.join(sorted(sets)[:4])}")
-        return ", ".join([*parts, *self.elastic.stuck()])
+        return ", ".join([*parts, *self.moves.stuck()])
 
     @property
     def _live_within(self) -> int:
@@ -255,14 +255,14 @@ class StoreRun:
             raise self._failure
         return ended
 
-    def _told(self, event: RunEvent) -> None:
+    def _on_event(self, event: RunEvent) -> None:
         if isinstance(event, RolledBack):  # no plan of a store takes the last copy
             why = f"the run rolled back although copies were left: {event.why}"
             self.rollbacks.append(Violation("P1 kept", why))
-        self.elastic.told(event)
+        self.moves.on_event(event)
 
     def _after_event(self, name: str) -> None:
-        self.elastic.after_event(name)
+        self.moves.after_event(name)
         if name == COORDINATOR:
             self._see_members()
         elif (worker := self.workers.get(name)) is not None:
@@ -273,16 +273,16 @@ class StoreRun:
             self._see_unanswered(worker)
 
     def _see_unanswered(self, worker: Worker) -> None:
-        """No reachable server may be reported silent once all has been well for long enough."""
+        """Notes servers that are reported silent although all faults ended long ago."""
         count = worker.client.session.counts["unanswered"]
         if count > self._unanswered.get(worker, 0):
             self._unanswered[worker] = count
             if 0 < self._well_since() < self.world.now - 2 * worker.member.timing.silence:
-                self._hangs.add("a reachable server was reported silent long after all faults were healed")
+                self._hangs.add("a reachable server was reported silent long after the last fault")
             self.world.counts["unanswered"] += 1
 
     def _well_since(self) -> int:
-        """When the last obstacle to answers ended; 0: not yet. A pause may outlast the healing."""
+        """When the last fault ended; 0: not yet. A pause may last longer than the others."""
         return max([self._healed, *(host.paused_until for host in self.world.hosts.values())]) if self._healed else 0
 
     def _see_members(self) -> None:
@@ -315,16 +315,16 @@ class StoreRun:
 
 
 def _counters(run: StoreRun) -> Iterator[dict[str, int]]:
-    yield run.elastic.stragglers.counts
+    yield run.moves.stragglers.counts
     for coordinator in run.cluster.coordinators:
         yield {f"coordinator: {what}": n for what, n in coordinator.counts.items()}
     for server in [*run.cluster.former, *run.cluster.servers.values()]:
         yield {f"server: {what}": n for what, n in server.counts.items()}
         yield server.handles.facts("server: lists")
-        for holding in server.tables.values():
-            yield {f"server: {what}": n for what, n in holding.counts.items()}
-            if holding.primary is not None:
-                yield {f"server: {what}": n for what, n in holding.primary.counts.items()}
+        for table_server in server.tables.values():
+            yield {f"server: {what}": n for what, n in table_server.counts.items()}
+            if table_server.primary is not None:
+                yield {f"server: {what}": n for what, n in table_server.primary.counts.items()}
     yield from client_counts(run.everyone)
     for worker in run.everyone:
         yield {f"client: lists, {what}": n for what, n in worker.client.session.key_cache.counts.items()}

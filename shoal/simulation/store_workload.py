@@ -126,7 +126,7 @@ class HistoryRecorder:
         columns: Keys = np.arange(self.columns + 1, dtype=np.uint64)
         return (self.starts(layout)[:, None] + columns).reshape(-1)
 
-    def again(self, column: int, keys: Keys) -> Keys | KeyList:
+    def listed(self, column: int, keys: Keys) -> Keys | KeyList:
         """These keys, as a list that servers may know by a number: in every other pair of seeds."""
         if self.plan.seed // 2 % 2 == 0:
             return keys
@@ -141,7 +141,7 @@ class HistoryRecorder:
 
     async def pull(self, worker: Worker, layout: Layout, clock: int | None, enter: bool = False) -> None:
         client = worker.client
-        task = client.pull(TABLE, self.again(-1, self.everything(layout)), clock=clock)
+        task = client.pull(TABLE, self.listed(-1, self.everything(layout)), clock=clock)
         call = self._begin(worker, "pull", clock=client.session.clock if clock is None else clock, enter=enter)
         task.then(lambda task: self._ended(call, task))
         await _or_stop(task)
@@ -154,7 +154,7 @@ class HistoryRecorder:
         keys: Keys = np.sort(np.concatenate([starts + np.uint64(column), starts + np.uint64(self.columns)]))
         slot = None if plan.kind == "clients" else slot_name(plan, number)
         step = self._next_step(worker) if plan.kind == "each" else None
-        task = worker.client.push(TABLE, self.again(column, keys), amounts, slot=slot, step=step, void=void)
+        task = worker.client.push(TABLE, self.listed(column, keys), amounts, slot=slot, step=step, void=void)
         call = self._begin(worker, "push", number=number, step=step or 0)
         task.then(lambda task: self._ended(call, task))
         task.then(lambda task: self.on_broken(worker) if task.error is not None else None)
@@ -190,7 +190,7 @@ async def client_life(worker: Worker, recorder: HistoryRecorder, column: int, do
     plan = recorder.plan
     layout = await _table(worker)
     ones = np.tile(np.array([1.0, 0.0], np.float32), len(recorder.starts(layout)))
-    under_way: deque[Task] = deque()
+    in_flight: deque[Task] = deque()
     while done[0] < plan.slots:
         done[0] += 1
         await _think(worker, recorder, random)
@@ -198,9 +198,9 @@ async def client_life(worker: Worker, recorder: HistoryRecorder, column: int, do
             await recorder.pull(worker, layout, None)
         if random.random() < 0.1:
             _push_nonsense(worker, layout)
-        under_way.append(recorder.push(worker, layout, column, ones, done[0]))
-        await _no_more_than(under_way, 3 if "pipeline" in plan.habits else 0)
-    await _no_more_than(under_way, 0)
+        in_flight.append(recorder.push(worker, layout, column, ones, done[0]))
+        await _finish_down_to(in_flight, 3 if "pipeline" in plan.habits else 0)
+    await _finish_down_to(in_flight, 0)
 
 
 async def worker_life(worker: Worker, recorder: HistoryRecorder, dealer: SimulatedDealer, random: Random) -> None:
@@ -208,7 +208,7 @@ async def worker_life(worker: Worker, recorder: HistoryRecorder, dealer: Simulat
     plan = recorder.plan
     layout = await _table(worker)
     client, entered = worker.client, False
-    under_way: deque[Task] = deque()
+    in_flight: deque[Task] = deque()
     # A step closes when all its slots are here, so a worker must go on before its slot counts.
     ahead = 4 * plan.slots_per_step + 4 if plan.kind == "step" else 4 if "pipeline" in plan.habits else 0
     while not dealer.finished:
@@ -217,7 +217,7 @@ async def worker_life(worker: Worker, recorder: HistoryRecorder, dealer: Simulat
             if slot is not None:
                 dealer.give_back(worker.name)
             elif plan.kind == "each":
-                await _no_more_than(under_way, 0)
+                await _finish_down_to(in_flight, 0)
             if entered:
                 await _park(worker, recorder)
                 entered = False
@@ -231,8 +231,8 @@ async def worker_life(worker: Worker, recorder: HistoryRecorder, dealer: Simulat
         else:
             await recorder.pull(worker, layout, _step(layout, plan, slot))
         await _think(worker, recorder, random)
-        under_way.append(_push_slot(worker, recorder, dealer, layout, slot))
-        await _no_more_than(under_way, ahead)
+        in_flight.append(_push_slot(worker, recorder, dealer, layout, slot))
+        await _finish_down_to(in_flight, ahead)
     if entered:
         await _park(worker, recorder)
 
@@ -274,9 +274,9 @@ async def _park(worker: Worker, recorder: HistoryRecorder) -> None:
     await _or_stop(worker.client.park())
 
 
-async def _no_more_than(under_way: deque[Task], most: int) -> None:
-    while len(under_way) > most:
-        await _or_stop(under_way.popleft())
+async def _finish_down_to(in_flight: deque[Task], most: int) -> None:
+    while len(in_flight) > most:
+        await _or_stop(in_flight.popleft())
 
 
 def _step(layout: Layout, plan: FaultPlan, slot: int) -> int:

@@ -44,7 +44,7 @@ from shoal.schedule import stragglers
 from shoal.schedule.intervals import spread
 from shoal.simulation.cluster import ROOT, SimulatedCluster, close_coroutines, pull_until_answered, servers_joined
 from shoal.simulation.faults import Fault
-from shoal.simulation.moves_driver import ElasticDriver
+from shoal.simulation.moves_driver import MovesDriver
 from shoal.simulation.reference import BlocksBegun, BlockTurn, PartHolders
 from shoal.simulation.scenarios import Trace, Violations
 from shoal.simulation.training_plan import EVALUATOR, LAUNCHER, TrainingPlan, mixed, separate
@@ -164,11 +164,11 @@ class TrainingWorld:
         self.plan, self.job, self.dataset = plan, plan.job, data_of(plan)
         self.world = World(plan.seed + (number << 40), trace)
         self.world.after_event = self._after_event
-        self.world.on_tell = self._told
+        self.world.on_tell = self._on_event
         self.world.weather.delay = plan.delay * MILLISECOND
         self.cluster = SimulatedCluster(self.world, plan, lambda: None if plan.group else self._scheduler())
         self.cluster.job = self.job.identity
-        self.elastic = ElasticDriver(self.cluster, plan, self)
+        self.moves = MovesDriver(self.cluster, plan, self)
         self.nodes = TrainingNodes(self.world, self.job, self.dataset, plan.group, self.cluster.add)
         self.nodes.on_broken, self.left = self._broke, self.nodes.left
         bounded = plan.strategy == "bounded" and plan.settings["max_delay"] != "auto"
@@ -178,15 +178,15 @@ class TrainingWorld:
         self.auditor: TrainingAudit | None = None
         self.world.takes = self._takes
         self.schedulers: list[SchedulerNode] = []  # all lives, the last one is the present
-        self.told: list[RunEvent] = []
+        self.events: list[RunEvent] = []
         # with the weights, if the evaluator is still there
-        self.judged: list[tuple[Evaluated, Values | None]] = []
-        self.begun_with = 0  # slots that are in the checkpoint that this life was taken up from
+        self.evaluated: list[tuple[Evaluated, Values | None]] = []
+        self.resumed_slots = 0  # slots in the checkpoint that this run was resumed from
         self.broken: dict[str, Exception] = {}  # processes that ended with an error
         self.leaving: dict[str, int] = {}  # workers that were asked to go, and of which life
-        # ends of processes that no scheduler was there to hear of
-        self._unheard: list[ProcessEnd] = []
-        self._doubled: dict[str, int] = {}  # names that two processes had, until then
+        # ends of processes that no scheduler was running to receive
+        self._unreported: list[ProcessEnd] = []
+        self._shared_until: dict[str, int] = {}  # names that two processes share, until then
         self.dealt: set[int] = set()  # all slots that were ever assigned
         self.world.watch(self._dealt, m.Deal)
 
@@ -220,7 +220,7 @@ class TrainingWorld:
     def set_up(self, origin: Origin | None = None, was: Job | None = None) -> bool:
         """Starts all nodes, with new tables or from ``origin``; False: it took too long."""
         if origin is not None:
-            self.begun_with = _slots_in(origin[1], self._scheduler())
+            self.resumed_slots = _slots_in(origin[1], self._scheduler())
             state = state_to_resume(origin[1], was or self.job, self.job, self.dataset.train.rows)
             record = msgspec.msgpack.encode(JournalSnapshot(state))
             self.world.journals[self.dealer] = SimulatedJournal([record])
@@ -253,8 +253,8 @@ class TrainingWorld:
         self.schedulers.append(node)
         self.cluster.add(node)
 
-    def was_told(self, kind: type[RunEvent]) -> bool:
-        return any(isinstance(event, kind) for event in self.told)
+    def has_event(self, kind: type[RunEvent]) -> bool:
+        return any(isinstance(event, kind) for event in self.events)
 
     def until(self, done: Callable[[], bool], within: int) -> bool:
         return self.world.run(done, self.world.now + within, MOST_EVENTS)
@@ -264,27 +264,27 @@ class TrainingWorld:
         if name not in self.nodes.trainers:
             return nanoseconds
         nanoseconds = nanoseconds * self.plan.think * MILLISECOND // self.world.computing[1]
-        return self.elastic.stragglers.takes(name, nanoseconds)
+        return self.moves.stragglers.takes(name, nanoseconds)
 
-    def _told(self, event: RunEvent) -> None:
-        self.told.append(event)
+    def _on_event(self, event: RunEvent) -> None:
+        self.events.append(event)
         if isinstance(event, Evaluated):
             last = None if self.nodes.evaluator is None else self.nodes.evaluator.last
             known = last is not None and last.number == event.number
-            self.judged.append((event, last.weights if known and last is not None else None))
+            self.evaluated.append((event, last.weights if known and last is not None else None))
         elif isinstance(event, Warned) and "it goes on when one comes" in event.what:
-            self.world.at(self.world.now, self._send_a_worker)
-        self.elastic.told(event)
-        self.delays.told(event)
+            self.world.at(self.world.now, self._hire_one)
+        self.moves.on_event(event)
+        self.delays.on_event(event)
 
-    def _send_a_worker(self) -> None:
+    def _hire_one(self) -> None:
         """Hires a worker for a run that lost its model after all workers had left."""
         name = self.plan.newcomer_worker(len(self.left) + len(self.nodes.everyone))
         self.world.counts["workers hired when none was left"] += 1
         self.nodes.hire(self.local(name))
 
     def _after_event(self, name: str) -> None:
-        self.elastic.after_event(name)
+        self.moves.after_event(name)
         self.nodes.after_event(name)
 
     def _dealt(self, sender: str, to: str, deal: m.Deal) -> None:
@@ -294,9 +294,9 @@ class TrainingWorld:
         self._ended(name, f"{type(error).__name__}: {error}")
         # Two processes share the name, and the other one is a member. Here a reply reaches either
         # process, so a late hello of a dead life may refuse the next; a real socket would not.
-        if isinstance(error, Refused) and name in self._doubled:
+        if isinstance(error, Refused) and name in self._shared_until:
             self.world.counts["rare: one of two processes of a name ended"] += 1
-            self.world.at(max(self.world.now, self._doubled[name]) + AGAIN_AFTER, lambda: self.restart(name))
+            self.world.at(max(self.world.now, self._shared_until[name]) + AGAIN_AFTER, lambda: self.restart(name))
         else:
             self.broken[name] = error
 
@@ -309,7 +309,7 @@ class TrainingWorld:
             if self.dealer in self.world.hosts:
                 self.world.tell(self.dealer, ended)
             else:
-                self._unheard.append(ended)
+                self._unreported.append(ended)
 
         self.world.at(later, tell)
 
@@ -320,7 +320,7 @@ class TrainingWorld:
         if name in self.left:
             return False
         self.world.crash(name)
-        self._doubled.setdefault(name, self.world.now)
+        self._shared_until.setdefault(name, self.world.now)
         if fault.how == "seen" and name != self.dealer:
             self._ended(name, "it was killed")
         return True
@@ -339,12 +339,12 @@ class TrainingWorld:
             self.leaving.pop(name, None)
         if name == self.dealer:
             self.delays.delay = None
-            ended, self._unheard = self._unheard, []
+            ended, self._unreported = self._unreported, []
             for one in ended:
                 self.world.tell(name, one)
 
     def heal(self) -> None:
-        self.elastic.heal()
+        self.moves.heal()
 
     def carry_out(self, fault: Fault, until: int) -> bool:
         name = fault.who
@@ -353,11 +353,11 @@ class TrainingWorld:
                 trainer = self.nodes.trainer(self.local(name))
                 trainer.start()
                 self.world.add_twin(trainer.worker, until - self.world.now)
-                self._doubled[name] = until
+                self._shared_until[name] = until
             case "power":
                 # A group's scheduler writes checkpoints too.
                 others = [self.dealer] if self.plan.group else []
-                self.elastic.nemesis.bring_back(self.cluster.power_cut(f"{self.plan.seed}/{fault.at}", *others), until)
+                self.moves.nemesis.bring_back(self.cluster.power_cut(f"{self.plan.seed}/{fault.at}", *others), until)
             case "rot":
                 self.cluster.rot(fault.at)
             case "hire":
@@ -372,7 +372,7 @@ class TrainingWorld:
                 self.leaving[name] = self.world.hosts[name].life
                 trainers[name].leave()
             case _:
-                return self.elastic.carry_out(fault, until)
+                return self.moves.carry_out(fault, until)
         return True
 
     def newest_checkpoint(self) -> Origin | None:
@@ -455,8 +455,8 @@ class StalenessWatch:
         match message:
             case m.Push() if message.step:
                 self._pushed(sender, to, message)
-            case m.Pull(request, incarnation=asker, clock=clock, enter=False) if clock >= 0:
-                self._clocks[sender, to, request] = (clock, asker)  # a new worker does not wait
+            case m.Pull(request, incarnation=client, clock=clock, enter=False) if clock >= 0:
+                self._clocks[sender, to, request] = (clock, client)  # a new worker does not wait
             case m.Park(incarnation=one, spell=spell) if one in self._paces:
                 if spell >= self._paces[one].spell:
                     self._paces[one].spell, self._paces[one].parked = spell, True
@@ -484,13 +484,13 @@ class StalenessWatch:
         host = self._world.hosts.get(sender)
         if found is None or self._max_delay is None or host is None:
             return
-        clock, asker = found
+        clock, client = found
         member = getattr(getattr(host.node, "node", host.node), "member", None)
         here = {one.incarnation for one in member.view.members} if member is not None else set()
         self.checked += 1
         for incarnation, pace in self._paces.items():
             known = incarnation in here and not pace.parked and sender in pace.known_to
-            if incarnation != asker and known and pace.sent < clock - self._max_delay:
+            if incarnation != client and known and pace.sent < clock - self._max_delay:
                 behind = f"{pace.name} has pushed up to step {pace.sent}: max_delay is {self._max_delay}"
                 self.violations.add("P4 staleness", f"{sender} answered {to} at clock {clock}, but {behind}")
 
@@ -501,7 +501,7 @@ class DelayWatch:
         self.changes = 0
         self.delay: int | None = 0  # None: unknown, since the scheduler restarted
 
-    def told(self, event: RunEvent) -> None:
+    def on_event(self, event: RunEvent) -> None:
         if not isinstance(event, Delayed):
             return
         before, self.delay = self.delay, event.max_delay

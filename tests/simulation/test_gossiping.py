@@ -120,4 +120,4 @@ def test_the_command_runs_seeds_of_gossip_and_shows_a_mutant_caught() -> None:
     assert "nothing to shrink" in shrunk.output
     refused = CliRunner().invoke(main, ["simulate", "--of", "gossip", "--seed", "4", "--history", "here"])
     assert refused.exit_code == 2
-    assert "take --seed and --trace" in refused.output
+    assert "use --seed with --trace" in refused.output

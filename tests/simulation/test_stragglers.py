@@ -46,10 +46,10 @@ def train(strategy: str, **facts: Any) -> TrainingWorld:
     one = TrainingWorld(plan)
     with paced(plan):
         assert one.set_up()
-        one.elastic.nemesis.begin()
+        one.moves.nemesis.begin()
         assert one.until(lambda: one.over, 120 * SECOND)
     one.close()
-    assert [event.why for event in one.told if isinstance(event, Stopped)] == ["3 epochs done"]
+    assert [event.why for event in one.events if isinstance(event, Stopped)] == ["3 epochs done"]
     assert one.scheduler.workload.done == 72
     return one
 

@@ -132,7 +132,7 @@ class GossipController:
         """``names``: in the order of the graph. ``by_speed``: fast workers may get more slots."""
         self.graph, self.parts = graph, parts
         self._names, self._addresses, self._by_speed = names, addresses, by_speed
-        self._again, self._pace = timing.resend_first // 2, LegPace(mode)
+        self._resend_after, self._pace = timing.resend_first // 2, LegPace(mode)
         self.leg = self.rounds = 0  # the number of the leg, and its rounds
         self.mixed = 0  # rounds of the legs that are over
         self.states: dict[str, WorkerState] = {}  # of the living
@@ -144,8 +144,8 @@ class GossipController:
         """Called once for each worker, when it is done with the first leg."""
         self.on_failed: Callable[[str, str], None] = lambda name, why: None
         """Called when a worker reports an error: end it, and call ``lose``."""
-        self._gone: list[str] = []  # lost in this leg
-        self._fresh = NewProgress()
+        self._lost_in_leg: list[str] = []  # lost in this leg
+        self._new = NewProgress()
         self._moved: dict[str, list[int]] = {}  # bytes sent, received; microseconds
         self._lost: dict[str, float] = {}  # what each says went with lost neighbours, in its life
         self._now = 0
@@ -180,12 +180,12 @@ class GossipController:
         return self.set_off(now, {self._names[rank]: np.concatenate(ids) for rank, ids in assigned.items()})
 
     def set_off(self, now: int, slots: Mapping[str, Ids]) -> list[Effect]:
-        self.leg, self._gone = self.leg + 1, []
+        self.leg, self._lost_in_leg = self.leg + 1, []
         self.rounds = max((len(ids) for ids in slots.values()), default=0)
         self.was_apart |= len(self.graph.parts) > 1
         mixing = self.graph.mixing()
         self.states = {name: WorkerState(ids, self._leg(name, ids, mixing)) for name, ids in slots.items()}
-        return [*(one.leg for one in self.states.values()), Wake(now + self._again)]
+        return [*(one.leg for one in self.states.values()), Wake(now + self._resend_after)]
 
     def _leg(self, name: str, slots: Ids, mixing: Matrix) -> Send:
         graph, names, me = self.graph, self._names, self._names.index(name)
@@ -214,7 +214,7 @@ class GossipController:
         self.graph = before.without(number)
         apart = len(self.graph.parts)
         self.was_apart |= apart > 1
-        self._gone.append(name)
+        self._lost_in_leg.append(name)
         return again, bool(self.graph.living) and apart > len(before.parts), self._reminders(now)
 
     def dismiss(self) -> list[Effect]:
@@ -267,8 +267,8 @@ class GossipController:
     def _reminders(self, now: int) -> list[Effect]:
         """Tell those that do not rest of all losses, and ask for models if all are done."""
         working = [name for name, one in self.states.items() if one.slab is None]
-        losses = [Send(name, g.Without(self.leg, gone)) for name in working for gone in self._gone]
-        return [*losses, *self._shows(), Wake(now + self._again)]
+        losses = [Send(name, g.Without(self.leg, gone)) for name in working for gone in self._lost_in_leg]
+        return [*losses, *self._shows(), Wake(now + self._resend_after)]
 
     def _shows(self) -> list[Effect]:
         if any(one.rest is None for one in self.states.values()):
@@ -277,8 +277,8 @@ class GossipController:
 
     # ------------------------------------------------------------ what workers have done
 
-    def fresh(self) -> NewProgress:
-        found, self._fresh = self._fresh, NewProgress()
+    def take_progress(self) -> NewProgress:
+        found, self._new = self._new, NewProgress()
         self.counted = [self.counted[0] + found.slots, self.counted[1] + found.rows]
         return found
 
@@ -291,7 +291,7 @@ class GossipController:
 
     def _count_rest(self, name: str, one: WorkerState, rest: g.LegDone) -> None:
         rounds, rows, loss, sent, received, *spent = rest.along
-        self._fresh.steps += one.rest is None
+        self._new.steps += one.rest is None
         report = g.GossipProgressReport(
             rest.leg, int(rounds), int(rows), loss, [int(one) for one in spent], int(sent), int(received)
         )
@@ -300,8 +300,8 @@ class GossipController:
 
     def _count(self, name: str, one: WorkerState, report: g.GossipProgressReport) -> None:
         """Add what is new in a report, which counts from the start of the leg, or of the worker."""
-        fresh = self._fresh
-        fresh.steps += report.rounds > one.rounds
+        new = self._new
+        new.steps += report.rounds > one.rounds
         one.lacks = report.lacks
         if report.rounds >= one.rounds:
             before, one.rounds = one.done, report.rounds
@@ -309,15 +309,15 @@ class GossipController:
             one.rows += rows
             # It may count a round that is not done.
             loss = report.loss * one.rows / report.rows if report.rows else 0.0
-            fresh.slots += one.done - before
-            fresh.rows += rows
-            fresh.loss += loss - one.loss
+            new.slots += one.done - before
+            new.rows += rows
+            new.loss += loss - one.loss
             one.loss = loss
         now = [report.sent, report.received, *report.spent]
         old = self._moved.setdefault(name, [0] * (2 + len(KINDS)))
         sent, received, *spent = (max(0, new - known) for new, known in zip(now, old, strict=False))
         self._moved[name] = [*map(max, now, old), *old[len(now) :]]
-        fresh.sent += sent
-        fresh.received += received
+        new.sent += sent
+        new.received += received
         for kind, more in zip(KINDS, spent, strict=False):
-            fresh.spent[kind] = fresh.spent.get(kind, 0.0) + more / 1e6
+            new.spent[kind] = new.spent.get(kind, 0.0) + more / 1e6

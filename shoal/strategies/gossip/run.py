@@ -267,15 +267,15 @@ class GossipRun(PoolRun):
 
     def _listen(self) -> bool:
         self._loop.turn(LOOK)
-        fresh = self._legs.fresh()
-        progress = bool(fresh.steps) or bool(self._ended)
+        new = self._legs.take_progress()
+        progress = bool(new.steps) or bool(self._ended)
         while self._ended:
             self._end(*self._ended.popleft())
         tracker, now = self.tracker, time.perf_counter()
-        tracker.sent, tracker.received = tracker.sent + fresh.sent, tracker.received + fresh.received
+        tracker.sent, tracker.received = tracker.sent + new.sent, tracker.received + new.received
         if self._begun:
             took, self._counted_to = max(0.0, now - self._counted_to), now
-            tracker.add(fresh.slots, fresh.rows, fresh.loss, took, fresh.spent)
+            tracker.add(new.slots, new.rows, new.loss, took, new.spent)
         return progress
 
     def _end(self, name: str, why: str) -> None:

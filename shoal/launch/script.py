@@ -55,7 +55,7 @@ class ScriptLauncher:
             raise Invalid(f"workers={workers}: needs 1 to {limits.MEMBERS // 4}")
         self.workers, self._servers, self._copies, self._show = workers, servers, copies, show
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._first_printed_by: dict[str, int] = {}  # our own lines, and which worker printed each first
+        self._first_printed_by: dict[str, int] = {}  # our own lines, by worker
         self._last: dict[int, str] = {}  # each worker's last line of standard error
         self._readers: list[threading.Thread] = []
         # an exit, or a line to show

@@ -1,7 +1,7 @@
 """The scenario TRAINING: whole runs with faults, by the classes that ship; and their checks.
 
     I1 exactly-once    every slot counts once, in the tally and (where weights count) in the model
-    P3 same bits       sync: the model and every evaluated model equal the serial run's after that step
+    P3 same bits       sync: the model and all evaluated models equal the serial run's after that step
     P8, I9             a run rolls back only when all copies are lost, and never past a reported
                        checkpoint
     evaluations        are in order, at the right steps, and of the model that they name

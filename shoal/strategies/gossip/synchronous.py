@@ -61,7 +61,7 @@ class Synchronous:
         self._early: dict[tuple[int, str], WeightedModel] = {}  # offers of the next leg,
         self._early_rounds: dict[str, int] = {}  # and how far neighbours are in it
         self._out_rounds: dict[str, int] = {}  # the rounds of out-neighbours
-        self._last: tuple[Floats, dict[str, WeightedModel]] | None = None  # what the last mean was made of
+        self._last: tuple[Floats, dict[str, WeightedModel]] | None = None  # inputs of the last mean
         self._waiting = self._settling = False
         self._since = self._ask_at = self._wait = 0
 

@@ -36,7 +36,7 @@ class InflightStep:
     slot: Slot
     local: SlotRows | None  # None: void
     pull: Task
-    early_gradient: Task | None = None  # its gradient, if that was begun while the one before was computed
+    early_gradient: Task | None = None  # started before the previous slot was done
 
 
 class ParameterServer(ServerStrategy, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ class SentMessage:
     delivery: Delivery
     since: int  # when it was heard here
     size: int
-    resends: dict[str, tuple[int, int]] = field(default_factory=dict)  # by life: next send, and wait
+    resends: dict[str, tuple[int, int]] = field(default_factory=dict)  # by life: next, and wait
 
     def may_send(self, now: int, to: str, turn: int, timing: TimingSettings) -> bool:
         """Resend to ``to`` now? Not while it may be in flight; peers take turns (``turn``)."""
@@ -50,7 +50,7 @@ class Broadcast:
     def __init__(self) -> None:
         self.heard: dict[str, int] = {}  # by life: all words up to this number
         self._early: dict[str, dict[int, Delivery]] = {}
-        self._retained: dict[str, dict[int, SentMessage]] = {}  # by life and number, numbers ascending
+        self._retained: dict[str, dict[int, SentMessage]] = {}  # by life and ascending number
         self._ready: list[Delivery] = []
         # Words up to these numbers were in the model that we copied: we cannot relay them.
         self.copied: dict[str, int] = {}

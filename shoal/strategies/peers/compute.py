@@ -64,7 +64,7 @@ class Visit:
     began: int = 0
     version: p.Heard = field(default_factory=dict)
     state: bytes = b""  # of the log, if a copy is made
-    progress: tuple[int, int, tuple[float, int]] = (0, 0, (0.0, 0))  # slots, rows and loss in the log
+    progress: tuple[int, int, tuple[float, int]] = (0, 0, (0.0, 0))  # slots, rows, loss in the log
     seen: int = 0  # changes of others
     receivers: list[str] = field(default_factory=list)  # newcomers that get the copy
     published: list[p.Word] = field(default_factory=list)  # by us since then

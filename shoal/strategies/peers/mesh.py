@@ -140,7 +140,7 @@ class Mesh:
         return min(self._next_beat, self._next_check)
 
     def may_leave(self, now: int) -> bool:
-        """Not soon after a suspension: only we know both halves, and both must be able to reach us."""
+        """Not soon after a suspension: only we know both halves, and both must reach us."""
         return self._woke_at < 0 or now - self._woke_at >= self._dead_after
 
     def publish(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
@@ -212,7 +212,7 @@ class Mesh:
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         if self.started_at >= 0 and now - self._last_event > self._dead_after // 2:
-            # We were suspended: we cannot tell who was silent, and peers that consider us gone are right.
+            # We were suspended: we cannot tell who was silent. Who considers us gone is right.
             self._woke_at = now
             for one in self.members.values():
                 one.since = now
@@ -391,7 +391,7 @@ class Mesh:
             # A late beat: we have refused it since, and it has not refused us.
             return self._tell_gone(now, life)
         if self.has_model and not self._is_leaving:
-            # After a suspension we do not know the members, and those that consider us gone went on.
+            # After a suspension we do not know the members. Who considers us gone went on.
             slept = 0 <= self._woke_at > now - self._dead_after and life not in self.gone
             ours = [one.peer for one in self.members.values() if one.has_model and one.since > self._woke_at]
             over = [one for one, why in self.gone.items() if is_over(why)]
@@ -400,8 +400,8 @@ class Mesh:
                 effects = self.mark_gone(now, life, SMALLER)
                 self.gone[life] = SMALLER  # also if it was silent before
                 return [*effects, self._lose(now, beat.me), *self._tell_gone(now, life)]
-            # A peer without a model only repeats the claims of others: those may be dead by now, and
-            # our model may be the last.
+            # A peer without a model only repeats the claims of others: those may be dead by now,
+            # and our model may be the last.
             if not beat.filled or not self._is_sure(now, life):
                 return [self._lose(now, beat.me), *self._tell_gone(now, life)]
         self._give_way(beat.gone.get(self.me.life, ""), [beat.me, *beat.peers])
@@ -437,7 +437,7 @@ class Mesh:
         return [*(Connect(life, "") for life in over), *(Send(life, beat) for life in self._lost)]
 
     def _is_sure(self, now: int, life: str) -> bool:
-        """Does it repeat its claim? Messages that arrive after a suspension may be of a dead peer."""
+        """Does it repeat its claim? After a suspension, messages of dead peers may arrive."""
         return now - self._claims.setdefault(life, now) >= self._beat // 2
 
     def _on_greet(self, sender: str, greet: p.Greet) -> list[Effect]:

@@ -64,7 +64,7 @@ class Ownership:
         self._number = 0
         self.unconfirmed: dict[int, UnconfirmedShare] = {}  # by number; there may be up to OPEN
         self._published = [0] * parts  # by part: up to which contribution of ours is published
-        self._active_version = 0  # the version of the owners with which we began to accept contributions
+        self._active_version = 0  # the owners' version since which we accept contributions
         # As an owner, by part: up to which contribution of each peer we have.
         self._received: list[dict[str, int]] = [{} for _ in range(parts)]
         # Contributions that arrived before their predecessors, or before we began.

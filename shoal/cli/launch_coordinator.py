@@ -21,7 +21,7 @@ from shoal.job import Job, LaunchSettings
 from shoal.launch.addresses import bind_of, check_callable, check_free
 from shoal.launch.processes import check_listening
 from shoal.launch.remote_cluster import RemoteCluster, RemoteHosts, nodes_may_run, nodes_may_run_in
-from shoal.launch.saved_store import SavedStore, hold, saved_in
+from shoal.launch.saved_store import SavedStore, lock_folder, saved_in
 from shoal.nodes.journal import JournalFile
 from shoal.security.safety import Safety
 from shoal.signals import handled
@@ -111,7 +111,7 @@ def store(options: Mapping[str, Any]) -> None:
         cluster.timing = timing
 
         def expect_another() -> None:
-            cluster.parting = ""
+            cluster.close_reason = ""
 
         with cluster, ending(expect_another):
             cluster.start()
@@ -148,7 +148,7 @@ def _kept(out: Path | None) -> Iterator[Path | None]:
     if out is None:
         yield None
         return
-    lock = hold(out, "--out")
+    lock = lock_folder(out, "--out")
     try:
         yield out.absolute()
     finally:

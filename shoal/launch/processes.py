@@ -124,7 +124,7 @@ class ProcessCluster(Cluster):
         self._modules, self._restart, self._over_tcp = launch.modules, restart, launch.transport == "tcp"
         self._children = ProcessPool(self.tell_ended, self._child_ended, self._on_event, self._on_forkserver_end)
         # Sent on close to nodes that others started; empty: they wait for a restart.
-        self.parting = "its owner has ended it"
+        self.close_reason = "its owner has ended it"
         self._address, self._listen, self._advertise = "", listen and bind_of(listen), host_of(advertise)
         self._tokens: dict[str, str] = {}  # of the current holder of each name
         self._servers: set[str] = set()
@@ -182,7 +182,7 @@ class ProcessCluster(Cluster):
         self._of(name).signal(name, signal)
 
     def close(self) -> None:
-        if os.getpid() == self._pid and not self._closed and self.parting and "coordinator" in self.pids:
+        if os.getpid() == self._pid and not self._closed and self.close_reason and "coordinator" in self.pids:
             self._dismiss_others()
         super().close()
         if os.getpid() == self._pid:
@@ -197,7 +197,7 @@ class ProcessCluster(Cluster):
                 members = [one for one in self.look(_DISMISS / 4).members if one.name not in ours]
                 if not any(one.role in ("server", "worker") for one in members):
                     return
-                self._children.pass_on("coordinator", RunEnds(self.parting))
+                self._children.pass_on("coordinator", RunEnds(self.close_reason))
                 time.sleep(_DISMISS / 20)  # nothing signals who has left
 
     # ------------------------------------------------------------ starting
@@ -323,8 +323,8 @@ class ProcessCluster(Cluster):
         self.ended = self.ended or why
 
     def _on_event(self, event: RunEvent) -> None:
-        if isinstance(event, Stopped) and self.parting:
-            self.parting = f"the run is over: {event.why}"
+        if isinstance(event, Stopped) and self.close_reason:
+            self.close_reason = f"the run is over: {event.why}"
         if self._event_thread is not None:
             self._event_thread(event)
 

@@ -134,4 +134,4 @@ class RemoteHosts:
     def expect_another(self) -> None:
         """On close, dismiss nobody: the nodes wait for a restart of the coordinator."""
         if self.cluster is not None:
-            self.cluster.parting = ""
+            self.cluster.close_reason = ""

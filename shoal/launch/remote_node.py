@@ -28,7 +28,7 @@ from shoal.client import connected
 from shoal.errors import ClusterError, Invalid, ShoalError, Unanswered
 from shoal.inspect.status import StatusClient, address_of, look_at, safety_for
 from shoal.job import Job
-from shoal.launch.addresses import advertised, beside, new_name
+from shoal.launch.addresses import advertised, join_address, new_name
 from shoal.launch.process_main import prepare
 from shoal.launch.processes import short_folder
 from shoal.launch.server_process import ServerProcess, SilenceReport
@@ -125,7 +125,7 @@ class RemoteNode:
     def _serve(self, address: str) -> str:
         prepare(self.terms.modules)
         with socket_folder(address) as folder:
-            bind = beside(address, self.terms.listen, self.name, folder)
+            bind = join_address(address, self.terms.listen, self.name, folder)
             transport = connected(
                 self.name, address, self.safety, bind, advertised(bind, self.terms.advertise, address)
             )

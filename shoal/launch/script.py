@@ -66,7 +66,7 @@ class ScriptLauncher:
         assert isinstance(cluster, ProcessCluster)
         self._cluster = cluster
         cluster.on_ended = self._server_ended
-        cluster.parting = ""  # we end the workers ourselves, first
+        cluster.close_reason = ""  # we end the workers ourselves, first
         cluster.on_back = lambda name: self._reports.put(f"shoal: {name} was restarted\n")
         try:
             self._kv: KV = cluster.client("launcher")

@@ -109,7 +109,7 @@ def train(
     folder: Path | RunFolder | None = None if out is None else Path(out)
     if resume is not None:
         if data is not None or out is not None:
-            raise Invalid("resume goes on with a run as its folder has it: leave data and out away")
+            raise Invalid("resume continues the run in its folder, with its data: leave out data and out")
         if (ended := finished(Path(resume), changes)) is not None:
             return ended
         job, folder = reopen(Path(resume), changes)
@@ -305,7 +305,7 @@ def _check_room(learner: Learner, dataset: Dataset) -> None:
     free, needed = int(psutil.virtual_memory().available), WHOLE_MODELS * 4 * learner.keys * learner.width
     if needed > free:
         raise Invalid(
-            f"{dataset.name} has {dataset.features:,} features, and to judge and keep a model of them takes "
+            f"{dataset.name} has {dataset.features:,} features, and to evaluate and save a model of them takes "
             f"{needed // MB:,} MB, and {free // MB:,} MB are free: hash the ids to fewer (--set data.hash_bits=20)"
         )
 

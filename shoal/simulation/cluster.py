@@ -48,7 +48,7 @@ class SimulatedCluster:
         self.disk = world.disk = SimulatedDisk(plan.seed)
         self._drifts = {fault.who: fault for fault in plan.faults if fault.kind == "drift"}
         self._lives = 0
-        self._checked, self._whole = (0, -1), False
+        self._checked, self._complete = (0, -1), False
         world.track(Shrink)
         self.coordinators: list[Coordinator] = []  # all lives, the last one is the present
         self.servers: dict[str, Server] = {}  # the present life of each
@@ -70,7 +70,7 @@ class SimulatedCluster:
 
     def restart(self, name: str) -> None:
         if name == COORDINATOR:
-            self.coordinators.append(self._coordinator(self.world.written(COORDINATOR)))
+            self.coordinators.append(self._coordinator(self.world.durable_records(COORDINATOR)))
             self.add(self.coordinator)
             return
         if name in self.servers:
@@ -247,24 +247,24 @@ class SimulatedCluster:
             return False
         return name in roster.people and roster.people[name].member.incarnation == self.servers[name].member.incarnation
 
-    def all_here(self) -> bool:
+    def all_joined(self) -> bool:
         roster, servers = self.coordinator.roster, self.servers
         return all(self._is_member(roster, name) for name in servers) and len(roster.servers()) == len(servers)
 
-    def all_know(self) -> bool:
+    def all_have_newest_view(self) -> bool:
         newest = self.coordinator.roster.number
         return all(server.member.shown == newest for server in self.servers.values())
 
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all servers are members and every segment has all its copies."""
         roster = self.coordinator.roster
-        if not self.all_here():
+        if not self.all_joined():
             return False
         if self._checked != (roster.term, roster.number):
             self._checked, most = (roster.term, roster.number), min(self.plan.copies, len(self.servers))
             places = [place for table in self.tables() for place in table.places]
-            self._whole = all(len(place.servers) >= most and not place.filling for place in places)
-        return self._whole
+            self._complete = all(len(place.servers) >= most and not place.filling for place in places)
+        return self._complete
 
     def table_server(self, server: str, table: int) -> TableServer | None:
         return self.servers[server].tables.get(table) if server in self.servers else None

@@ -542,7 +542,7 @@ class Stragglers:
     def heal(self) -> None:
         self._faults.clear()
 
-    def takes(self, worker: str, nanoseconds: int) -> int:
+    def duration(self, worker: str, nanoseconds: int) -> int:
         """The duration of a computation, from that without faults.
 
         Of several faults the worst counts: all of them together would stretch a slot to minutes.

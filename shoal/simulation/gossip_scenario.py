@@ -233,9 +233,9 @@ class GossipDriver:
     def ended(self, name: str) -> None:
         self._ended.append(name)
         if not self._pausing:
-            self.look()
+            self.after_event()
 
-    def look(self) -> None:
+    def after_event(self) -> None:
         """Run after each event of the controller, as after a turn of its loop."""
         controller = self.controller
         new = controller.take_progress()
@@ -267,7 +267,7 @@ class GossipDriver:
         self._pausing = False
         room = min(self.every - self.done % self.every, self.total - self.done)
         self._set_off(self.controller.next_leg(self._now(), room, self.plan.left))
-        self.look()
+        self.after_event()
 
     def _set_off(self, effects: list[Effect]) -> None:
         home, graph = self.controller, self.controller.graph
@@ -313,7 +313,7 @@ class RoundChecker:
     def directed(self) -> bool:
         return self.driver.controller.graph.directed
 
-    def see(self, name: str) -> None:
+    def check(self, name: str) -> None:
         part, model = self.nodes[name].mixer, self.models[name]
         assert isinstance(part, Synchronous)
         found = {(part.leg, number): (offer.model, offer.weight) for number, offer in part._own_offers.items()}
@@ -460,7 +460,7 @@ class MeetingChecker:
             total -= half.moved
         return total
 
-    def see(self, name: str) -> None:
+    def check(self, name: str) -> None:
         """Checks after an event at this worker; others may have computed meanwhile."""
         for who, model in self.models.items():
             for moved, times in model.adds:
@@ -646,9 +646,9 @@ class GossipScenario:
 
     def _after_event(self, name: str) -> None:
         if name in self.nodes:
-            self.checker.see(name)
+            self.checker.check(name)
         else:
-            self.driver.look()
+            self.driver.after_event()
 
     def _on_message(self, sender: str, to: str, message: Message) -> None:
         self._count_message(sender, to, message)

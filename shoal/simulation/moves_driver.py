@@ -5,10 +5,9 @@
     roll      all servers restart, one after another
     ambush    waits for a stage of a segment's move, then strikes one of those involved
 
-``with_moves`` adds these to a plan, which may have other faults; four plans in ten have none, and
-then no call may fail. One plan in five is a rush: several servers join at nearly the same time,
-clients push without a break, and few segments move at a time. So many views arrive during a move,
-and a push always reaches a deposed owner that does not know it yet.
+``with_moves`` adds these to a plan; four plans in ten have no other faults, and then no call may
+fail. One plan in five is a rush: several servers join at once, clients push without a break, and
+few segments move at a time. So a push always reaches a deposed owner that does not know it yet.
 
 ``MovesDriver`` follows a move in the coordinator's roster and in messages:
 
@@ -214,7 +213,7 @@ class MovesDriver:
         """Restart the next server once the previous one is a member again."""
         if self._roll is None or not self._rolling:
             return
-        if len(self.cluster.servers) > 1 and not self.cluster.all_here():
+        if len(self.cluster.servers) > 1 and not self.cluster.all_joined():
             self.world.at(self.world.now + ASK_AGAIN, self._next)
             return
         name = self._rolling.pop(0)

@@ -178,7 +178,7 @@ class PeersScenario:
             self.violations.add("live", self._unsettled())
         self._check()
         for peer in self.peers.values():
-            self._add_up(peer)
+            self._collect_counts(peer)
         return self.violations
 
     def _begin(self) -> None:
@@ -230,7 +230,7 @@ class PeersScenario:
     def _end(self, life: str, reported: bool) -> None:
         """kill -9."""
         self.world.crash(life)
-        self._add_up(self.peers.pop(life))
+        self._collect_counts(self.peers.pop(life))
         if reported:
             for other in list(self.peers.values()):
                 self.world.at(self.world.now + MILLISECOND, partial(self._tell, other, life))
@@ -242,7 +242,7 @@ class PeersScenario:
             other.mesh.mark_gone(self.world.local_time(host), life, "its process ended")
             self.world.tell(other.name)
 
-    def _add_up(self, peer: CountingLearner) -> None:
+    def _collect_counts(self, peer: CountingLearner) -> None:
         self.counts.update(peer.mesh.counts)
         self.counts["repeated words"] += peer.mesh.broadcast.repeated
         self.counts["donors lost"] += peer.mesh.newcomer.donors_lost

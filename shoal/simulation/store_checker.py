@@ -373,7 +373,7 @@ def settled(cluster: SimulatedCluster) -> bool:
         logs = [table_server.log for table_server in server.tables.values()]
         if server.computing or any(log.entries or any(link.queue for link in log.links.values()) for log in logs):
             return False
-    return cluster.all_know()
+    return cluster.all_have_newest_view()
 
 
 def left_behind(cluster: SimulatedCluster) -> Iterator[Violation]:

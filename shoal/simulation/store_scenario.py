@@ -62,7 +62,7 @@ class StoreRun:
         self.cluster = SimulatedCluster(self.world, plan, idle_scheduler)
         self.rollbacks: list[Violation] = []
         self.owners, self.moves = OwnershipChecker(self.cluster), MovesDriver(self.cluster, plan, self)
-        self.recorder.takes = self.moves.stragglers.takes
+        self.recorder.duration = self.moves.stragglers.duration
         self.world.on_tell = self._on_event
         self.bystander = BackgroundLoad(plan, limits.SEGMENTS_PER_SERVER * plan.servers)
         self.workers: dict[str, Worker] = {}
@@ -75,12 +75,12 @@ class StoreRun:
         self._healed = 0  # when, if all is
         self._unanswered: dict[Worker, int] = {}  # calls of each that ended so
         self._failure: Exception | None = None
-        self.everyone: list[Worker] = []
+        self.all_workers: list[Worker] = []
 
     def verdict(self) -> Verdict:
         with workload.small_limits(self.plan):
             found = judge(self.plan, self._run, [self.world], self.recorder.history)
-        close_coroutines(self.everyone)
+        close_coroutines(self.all_workers)
         for part in _counters(self):
             found.counts.update(part)
         return found
@@ -97,7 +97,7 @@ class StoreRun:
         nemesis = self.moves.nemesis
         nemesis.begin()
         if "bystander" in self.plan.habits:
-            self._stand_by()
+            self._start_bystander()
         if "change delay" in self.plan.habits and self.plan.kind == "each":
             operator.start(self._change_delay(operator))
         self._until(lambda: nemesis.over, self.plan.lasts * limits.MILLISECOND + 30 * limits.SECOND)
@@ -180,7 +180,7 @@ class StoreRun:
         self._life += 1
         role = "client" if self.plan.kind == "clients" else "worker"
         worker = Worker(name, role, f"life-{self._life}", seed=self._life)
-        self.everyone.append(worker)
+        self.all_workers.append(worker)
         worker.on_fenced = lambda: self.world.counts.update(["fenced workers"])
         random = Random(f"{self.plan.seed}/{name}/{self._life}")
         if self.plan.kind == "clients":
@@ -190,12 +190,12 @@ class StoreRun:
         else:
             if self.plan.kind == "step":
                 hand = worker.start(workload.returned_slots_life(worker, self.recorder, self.dealer, random))
-                hand.then(lambda task: self._over(worker, task))
+                hand.then(lambda task: self._on_life_end(worker, task))
             life = worker.start(workload.worker_life(worker, self.recorder, self.dealer, random))
-        life.then(lambda task: self._over(worker, task))
+        life.then(lambda task: self._on_life_end(worker, task))
         return worker, life
 
-    def _over(self, worker: Worker, task: Task) -> None:
+    def _on_life_end(self, worker: Worker, task: Task) -> None:
         if isinstance(task.error, workload.IncarnationEnded):
             self._stopped(worker)
         elif task.error is not None and self._failure is None:
@@ -204,9 +204,9 @@ class StoreRun:
 
     def _stopped(self, worker: Worker) -> None:
         """Ends this incarnation of a worker and starts the next."""
-        self.world.at(self.world.now, lambda: self._again(worker))
+        self.world.at(self.world.now, lambda: self._restart_worker(worker))
 
-    def _again(self, worker: Worker) -> None:
+    def _restart_worker(self, worker: Worker) -> None:
         if self.workers[worker.name] is worker and worker.name in self.world.hosts:
             self.world.counts["lives that stopped"] += 1
             self.world.crash(worker.name)
@@ -223,24 +223,25 @@ class StoreRun:
     def _note_end(self, worker: Worker) -> None:
         self.recorder.note("crashed", worker.name, worker.client.session.incarnation)
 
-    def _stand_by(self) -> None:
+    def _start_bystander(self) -> None:
         worker = Worker(NAME, "client", "only", seed=self.plan.seed)
-        self.everyone.append(worker)
-        self._lives[NAME], self.workers[NAME] = worker.start(self.bystander.life(worker, self.cluster.whole)), worker
+        self.all_workers.append(worker)
+        self.workers[NAME] = worker
+        self._lives[NAME] = worker.start(self.bystander.life(worker, self.cluster.is_complete))
         self.cluster.add(worker)
 
     def _at_rest(self) -> bool:
         """All work is done, every node is back, and segments are balanced."""
         done = self.plan.kind == "clients" or self.dealer.finished
         done = done and all(life.done and life.error is None for life in self._lives.values())
-        return done and self.moves.settled and self.cluster.whole() and not self.moves.uneven()
+        return done and self.moves.settled and self.cluster.is_complete() and not self.moves.uneven()
 
     def _stuck(self) -> str:
         parts = []
         for name, life in self._lives.items():
             if not life.done:
                 parts.append(f"{name}: {'; '.join(calls_of(self.workers[name]))}")
-        if not self.cluster.whole():
+        if not self.cluster.is_complete():
             sets = {str(place) for table in self.cluster.tables() for place in table.places}
             parts.append(f"copies are missing: {', '.join(sorted(sets)[:4])}")
         return ", ".join([*parts, *self.moves.stuck()])
@@ -325,8 +326,8 @@ def _counters(run: StoreRun) -> Iterator[dict[str, int]]:
             yield {f"server: {what}": n for what, n in table_server.counts.items()}
             if table_server.primary is not None:
                 yield {f"server: {what}": n for what, n in table_server.primary.counts.items()}
-    yield from client_counts(run.everyone)
-    for worker in run.everyone:
+    yield from client_counts(run.all_workers)
+    for worker in run.all_workers:
         yield {f"client: lists, {what}": n for what, n in worker.client.session.key_cache.counts.items()}
 
 

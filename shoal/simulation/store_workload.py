@@ -1,9 +1,8 @@
 """Simulated clients and workers that push and pull in the counting model.
 
 In the counting model every client (or slot) has a key of its own in each segment and adds 1 to it.
-So a pulled vector says what it contains: which slots, or how many pushes of which client. One more
-key per segment gets numbers whose sum depends on the order of addition, so that a step that was
-added in another order shows in the last bit.
+So a pulled vector shows which slots, or how many pushes of which client, it contains. One more key
+per segment gets numbers whose sum depends on the order of addition, down to the last bit.
 
 ``BackgroundLoad`` is a client with a table of its own: every value that it pulls lies between its
 acknowledged and its sent pushes. It does not run in plans that roll back.
@@ -110,7 +109,7 @@ class HistoryRecorder:
         self.history: list[Event] = []
         self._calls = 0
         self.on_broken: Callable[[Worker], None] = lambda worker: None  # a push failed for good
-        self.takes: Callable[[str, int], int] = lambda worker, computing: computing
+        self.duration: Callable[[str, int], int] = lambda worker, computing: computing
         self._steps: dict[tuple[Worker, int], int] = {}  # last step, by worker and number of fences
         self.columns = plan.slots if plan.kind != "clients" else plan.workers
         self._lists: dict[int, KeyList] = {}  # reused by all lives of all workers
@@ -291,8 +290,8 @@ async def _table(worker: Worker) -> Layout:
 
 async def _think(worker: Worker, recorder: HistoryRecorder, random: Random) -> None:
     longest = recorder.plan.think * MILLISECOND
-    takes = recorder.takes(worker.name, random.randrange(longest // 10, longest))
-    await worker.sleep(takes)
+    duration = recorder.duration(worker.name, random.randrange(longest // 10, longest))
+    await worker.sleep(duration)
 
 
 async def _or_stop(task: Task) -> None:
@@ -363,13 +362,13 @@ class BackgroundLoad:
         while not self.stopped or not came_to_rest():
             await worker.sleep(self._random.randrange(20, self._pause) * MILLISECOND)
             await self._once(worker)
-        while not await self._look(worker):  # the last word
+        while not await self._check_values(worker):  # the last word
             await worker.sleep(100 * MILLISECOND)
         await worker.sleep(100 * MILLISECOND)
 
     async def _once(self, worker: Worker) -> None:
         if self._random.random() < 0.3:
-            await self._look(worker)
+            await self._check_values(worker)
             return
         self.sent += 1
         try:
@@ -379,7 +378,7 @@ class BackgroundLoad:
         else:
             self.acked += 1
 
-    async def _look(self, worker: Worker) -> bool:
+    async def _check_values(self, worker: Worker) -> bool:
         least = self.acked
         try:
             found = await worker.client.pull(ASIDE, self._keys)

@@ -1,7 +1,7 @@
 """The scenario TRAINING: whole runs with faults, by the classes that ship; and their checks.
 
     I1 exactly-once    every slot counts once, in the tally and (where weights count) in the model
-    P3 same bits       sync: the model and all evaluated models equal the serial run's after that step
+    P3 same bits       sync: all evaluated models equal the serial run's after the same step
     P8, I9             a run rolls back only when all copies are lost, and never past a reported
                        checkpoint
     evaluations        are in order, at the right steps, and of the model that they name
@@ -422,7 +422,7 @@ class TrainingScenario:
         parts.append(f"{run.world.events} events")
         for name, task in run.nodes.ends.items():
             if not task.done and name in run.world.hosts:
-                worker = next(one for one in reversed(run.nodes.everyone) if one.name == name)
+                worker = next(one for one in reversed(run.nodes.all_workers) if one.name == name)
                 parts.append(f"{name}: {'; '.join(calls_of(worker)[:3])}")
         return ", ".join(parts)
 
@@ -455,7 +455,7 @@ def _counts(run: TrainingWorld) -> Counter[str]:
     counts["evaluators started again"] += run.evaluators - 1
     counts["answers checked for staleness"] += run.staleness.checked
     counts["delays that changed"] += run.delays.changes
-    for part in client_counts(run.nodes.everyone):
+    for part in client_counts(run.nodes.all_workers):
         counts.update(part)
     return counts
 

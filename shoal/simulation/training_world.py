@@ -1,10 +1,9 @@
 """Runs one training run in a simulated world: all nodes are the classes that ship.
 
-Only network, disk, clocks and the launcher's part (who starts a process, who sees it end) are
-simulated. A process that has nothing left to compute says good-bye; if its coroutine raised, the
-launcher sees it end and tells the scheduler. A name that is hired again is another life, with
-another token and an empty memory. ``TrainingWorld`` puts the nodes on hosts and carries faults
-out; ``training_scenario`` says what must hold.
+Only network, disk, clocks and the launcher are simulated. A process that has nothing left to
+compute leaves; if its coroutine raised, the launcher reports its end to the scheduler. A name that
+is hired again is another incarnation. ``TrainingWorld`` puts the nodes on hosts and carries out
+faults; ``training_scenario`` checks what must hold.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class TrainingNodes:
         self.trainers: dict[str, Trainer] = {}  # the present life of each
         self.ends: dict[str, Task] = {}  # of trainers and evaluators: done when they have finished
         self.evaluator: Evaluator | None = None
-        self.everyone: list[Worker] = []  # all lives
+        self.all_workers: list[Worker] = []  # all lives
         # a process ended with an error
         self.on_broken: Callable[[str, Exception], None] = lambda name, error: None
         self.left: set[str] = set()  # processes that have finished
@@ -115,7 +114,7 @@ class TrainingNodes:
         self._lives += 1
         name, token = member_name(name, self.group), f"{name}-{self._lives}"
         worker = Worker(name, role, token, seed=self._lives, group=self.group)
-        self.everyone.append(worker)
+        self.all_workers.append(worker)
         return worker
 
     def after_event(self, name: str) -> None:
@@ -176,7 +175,7 @@ class TrainingWorld:
         self.delays, self.parts = DelayWatch(), parts or PartsWatch()
         self.parts.life = number
         self.auditor: TrainingAudit | None = None
-        self.world.takes = self._takes
+        self.world.duration = self._duration
         self.schedulers: list[SchedulerNode] = []  # all lives, the last one is the present
         self.events: list[RunEvent] = []
         # with the weights, if the evaluator is still there
@@ -207,7 +206,7 @@ class TrainingWorld:
 
     @property
     def evaluators(self) -> int:
-        return sum(one.client.session.role == "evaluator" for one in self.nodes.everyone)
+        return sum(one.client.session.role == "evaluator" for one in self.nodes.all_workers)
 
     @property
     def over(self) -> bool:
@@ -246,7 +245,7 @@ class TrainingWorld:
         return found
 
     def _start_scheduler(self) -> None:
-        records = self.world.written(self.dealer)
+        records = self.world.durable_records(self.dealer)
         writer = make_checkpoints(self.job, ROOT, self.cluster.disk).writer if self.plan.checkpoint else None
         token = f"scheduler-{len(self.schedulers)}"
         node = SchedulerNode(self.plan.group, token, f"memory:{self.dealer}", self._scheduler(), writer, records)
@@ -259,12 +258,12 @@ class TrainingWorld:
     def until(self, done: Callable[[], bool], within: int) -> bool:
         return self.world.run(done, self.world.now + within, MOST_EVENTS)
 
-    def _takes(self, name: str, nanoseconds: int) -> int:
+    def _duration(self, name: str, nanoseconds: int) -> int:
         """How long a node computes: a worker up to what the plan says, all others briefly."""
         if name not in self.nodes.trainers:
             return nanoseconds
         nanoseconds = nanoseconds * self.plan.think * MILLISECOND // self.world.computing[1]
-        return self.moves.stragglers.takes(name, nanoseconds)
+        return self.moves.stragglers.duration(name, nanoseconds)
 
     def _on_event(self, event: RunEvent) -> None:
         self.events.append(event)
@@ -279,7 +278,7 @@ class TrainingWorld:
 
     def _hire_one(self) -> None:
         """Hires a worker for a run that lost its model after all workers had left."""
-        name = self.plan.newcomer_worker(len(self.left) + len(self.nodes.everyone))
+        name = self.plan.newcomer_worker(len(self.left) + len(self.nodes.all_workers))
         self.world.counts["workers hired when none was left"] += 1
         self.nodes.hire(self.local(name))
 
@@ -380,7 +379,7 @@ class TrainingWorld:
 
     def pull(self, table: str, within: int = BEGINS_WITHIN) -> Any:
         """All rows of a table, as the servers have them; None if they do not answer."""
-        reader = self.nodes.client(f"reader-{len(self.nodes.everyone)}")
+        reader = self.nodes.client(f"reader-{len(self.nodes.all_workers)}")
 
         async def look() -> Any:
             await reader.joined
@@ -391,7 +390,7 @@ class TrainingWorld:
         return task.value if task.done else None
 
     def close(self) -> None:
-        close_coroutines(self.nodes.everyone)
+        close_coroutines(self.nodes.all_workers)
 
 
 def _slots_in(manifest: Manifest, scheduler: Scheduler) -> int:

@@ -91,7 +91,7 @@ class World:
         self.on_crash: Callable[[str], None] = lambda name: None
         self.on_tell: Callable[[RunEvent], None] = lambda event: None
         self.computing = (MILLISECOND, 20 * MILLISECOND)  # at least, less than
-        self.takes: Callable[[str, int], int] = lambda node, computing: computing
+        self.duration: Callable[[str, int], int] = lambda node, computing: computing
         self.drop: Callable[[str, str, Message], bool] = lambda sender, to, message: False
         self.disk: SimulatedDisk | None = None  # for checkpoints, of all of them
         self._watches: dict[type[Message], list[Callable[[str, str, Any], None]]] = {}
@@ -152,7 +152,7 @@ class World:
             self.counts["disk: records that were never acknowledged, and survived"] += kept
             journal.writing.clear()
 
-    def written(self, name: str) -> list[bytes]:
+    def durable_records(self, name: str) -> list[bytes]:
         return list(self.journals.get(name, SimulatedJournal()).durable)
 
     def end(self, name: str) -> None:
@@ -273,8 +273,8 @@ class World:
     def _persist(self, host: SimulatedHost, token: int, record: bytes) -> None:
         """Write records one after the other; a full disk takes none."""
         journal = self.journals.setdefault(host.node.name, SimulatedJournal())
-        takes = self._disk.randrange(MILLISECOND // 10, 5 * MILLISECOND)
-        journal.busy_until = max(self.now, journal.busy_until) + takes
+        duration = self._disk.randrange(MILLISECOND // 10, 5 * MILLISECOND)
+        journal.busy_until = max(self.now, journal.busy_until) + duration
         if journal.full_until > self.now:
             self.counts["disk: records refused by a full disk"] += 1
             self._finish(host, journal.busy_until, lambda: e.Durable(token, "no space left on device"))
@@ -314,8 +314,8 @@ class World:
             self.counts["disk: writes torn by a crash"] += 1
 
     def _compute(self, host: SimulatedHost, token: int, function: Callable[[], object]) -> None:
-        takes = self.takes(host.node.name, self._disk.randrange(*self.computing))
-        host.computing = max(self.now, host.computing) + takes
+        duration = self.duration(host.node.name, self._disk.randrange(*self.computing))
+        host.computing = max(self.now, host.computing) + duration
 
         def done() -> e.Event:
             try:

@@ -44,8 +44,8 @@ class WorkerState:
     rounds: int = 0
     rows: int = 0  # of the slots that are done
     loss: float = 0.0
-    lacks: list[str] = field(default_factory=list)  # neighbours that it waits for
-    rest: g.LegDone | None = None  # it is done with its slots
+    waits_for: list[str] = field(default_factory=list)  # neighbours that it waits for
+    result: g.LegDone | None = None  # it is done with its slots
     slab: Floats | None = None  # in one row
 
     @property
@@ -189,8 +189,8 @@ class GossipController:
 
     def _leg(self, name: str, slots: Ids, mixing: Matrix) -> Send:
         graph, names, me = self.graph, self._names, self._names.index(name)
-        hears = [g.GossipLink(names[i], self._addresses[names[i]], float(mixing[me, i])) for i in graph.hears[me]]
-        tells = [g.GossipLink(names[i], self._addresses[names[i]], float(mixing[i, me])) for i in graph.tells[me]]
+        hears = [g.GossipLink(names[i], self._addresses[names[i]], float(mixing[me, i])) for i in graph.senders[me]]
+        tells = [g.GossipLink(names[i], self._addresses[names[i]], float(mixing[i, me])) for i in graph.receivers[me]]
         push_sum = 0 if not graph.directed else 2 if self.was_apart else 1
         leg = g.Leg(self.leg, self.rounds, float(mixing[me, me]), hears, tells, push_sum)
         return Send(name, leg, (slots.astype(np.uint64),))
@@ -227,8 +227,8 @@ class GossipController:
         match event:
             case Received(sender, g.GossipProgressReport() as report):
                 return self._on_progress(sender, report)
-            case Received(sender, g.LegDone() as rest, arrays):
-                return self._on_rest(sender, rest, from_frames(arrays) if arrays else None)
+            case Received(sender, g.LegDone() as result, arrays):
+                return self._on_leg_done(sender, result, from_frames(arrays) if arrays else None)
             case Tick():
                 return [*(one.leg for one in self.states.values() if not one.reported), *self._reminders(now)]
         return []
@@ -237,7 +237,7 @@ class GossipController:
         one = self.states.get(sender)
         if one is not None and report.leg == self.leg:
             one.reported = True
-            if one.rest is None:
+            if one.result is None:
                 self._count(sender, one, report)
                 # Rounds in which only others have slots do not count for its speed: a worker with
                 # few slots would seem slow, and get few again.
@@ -247,22 +247,22 @@ class GossipController:
             return [one.leg]  # it was not connected when the leg was sent
         return []
 
-    def _on_rest(self, sender: str, rest: g.LegDone, slab: Floats | None) -> list[Effect]:
+    def _on_leg_done(self, sender: str, result: g.LegDone, slab: Floats | None) -> list[Effect]:
         one = self.states.get(sender)
-        if one is None or rest.leg != self.leg:
-            return [Send(sender, g.LegReceived(rest.leg))]
+        if one is None or result.leg != self.leg:
+            return [Send(sender, g.LegReceived(result.leg))]
         if one.slab is None:
             one.reported = True
-            if rest.error:
-                self.on_failed(sender, rest.error)
+            if result.error:
+                self.on_failed(sender, result.error)
             else:
-                if self.leg == 1 and one.rest is None:
+                if self.leg == 1 and one.result is None:
                     self.on_ready(sender)
-                self._count_rest(sender, one, rest)
-            was, one.rest, one.slab = one.rest, rest, slab
+                self._count_result(sender, one, result)
+            was, one.result, one.slab = one.result, result, slab
             if was is None and slab is None:
                 return self._shows()
-        return [] if slab is None else [Send(sender, g.LegReceived(rest.leg))]
+        return [] if slab is None else [Send(sender, g.LegReceived(result.leg))]
 
     def _reminders(self, now: int) -> list[Effect]:
         """Tell those that do not rest of all losses, and ask for models if all are done."""
@@ -271,7 +271,7 @@ class GossipController:
         return [*losses, *self._shows(), Wake(now + self._resend_after)]
 
     def _shows(self) -> list[Effect]:
-        if any(one.rest is None for one in self.states.values()):
+        if any(one.result is None for one in self.states.values()):
             return []
         return [Send(name, g.Show(self.leg)) for name, one in self.states.items() if one.slab is None]
 
@@ -284,16 +284,16 @@ class GossipController:
 
     def exchanges(self) -> tuple[int, float]:
         """After a leg: its meetings, and how much at most was newly lost with neighbours."""
-        rests = {name: one.rest for name, one in self.states.items() if one.rest is not None}
-        lost = sum(rest.lost - self._lost.get(name, 0.0) for name, rest in rests.items())
-        self._lost |= {name: rest.lost for name, rest in rests.items()}
-        return sum(rest.met for rest in rests.values()), lost
+        results = {name: one.result for name, one in self.states.items() if one.result is not None}
+        lost = sum(result.lost - self._lost.get(name, 0.0) for name, result in results.items())
+        self._lost |= {name: result.lost for name, result in results.items()}
+        return sum(result.met for result in results.values()), lost
 
-    def _count_rest(self, name: str, one: WorkerState, rest: g.LegDone) -> None:
-        rounds, rows, loss, sent, received, *spent = rest.along
-        self._new.steps += one.rest is None
+    def _count_result(self, name: str, one: WorkerState, result: g.LegDone) -> None:
+        rounds, rows, loss, sent, received, *spent = result.along
+        self._new.steps += one.result is None
         report = g.GossipProgressReport(
-            rest.leg, int(rounds), int(rows), loss, [int(one) for one in spent], int(sent), int(received)
+            result.leg, int(rounds), int(rows), loss, [int(one) for one in spent], int(sent), int(received)
         )
         self._count(name, one, report)
         self._pace.is_done(name, self._now / limits.SECOND)
@@ -302,7 +302,7 @@ class GossipController:
         """Add what is new in a report, which counts from the start of the leg, or of the worker."""
         new = self._new
         new.steps += report.rounds > one.rounds
-        one.lacks = report.lacks
+        one.waits_for = report.lacks
         if report.rounds >= one.rounds:
             before, one.rounds = one.done, report.rounds
             rows = self.parts.rows(one.slots[before : one.done])

@@ -112,7 +112,7 @@ class LocalPeer:
         """Run until it may go, or ``closing`` is set. With ``drain`` set it leaves in order.
 
         ``on_turn`` gets the peer after each turn, and says whether it may go when the run has
-        ended. By default it may not: the watching process copies the model, and sets ``closing``.
+        ended; by default it may not: the watching process copies the model and sets ``closing``.
         """
         while True:
             node = self._node(founders, through)

@@ -154,12 +154,12 @@ def dead_worker_waited_for(real: Any) -> Any:
     return lose
 
 
-@mutant(GossipController, "_count_rest")
+@mutant(GossipController, "_count_result")
 def rest_counted_twice(real: Any) -> Any:
     """The last report of a worker is counted again with its model."""
 
     def count_rest(self: GossipController, name: str, one: WorkerState, rest: LegDone) -> None:
-        if one.rest is not None:
+        if one.result is not None:
             one.rounds = one.rows = 0
             one.loss = 0.0
         real(self, name, one, rest)
@@ -210,7 +210,7 @@ def loss_told_only_once(real: Any) -> Any:
     return reminders
 
 
-@mutant(GossipController, "_on_rest")
+@mutant(GossipController, "_on_leg_done")
 def model_of_another_leg_believed(real: Any) -> Any:
     """A late model of a former leg is taken for that of this one."""
 

@@ -311,7 +311,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         while line := file.readline(EDGE_LINE + 1):
             number += 1
             if len(line) > EDGE_LINE:
-                raise Invalid(f"{path}, line {number} has more than {EDGE_LINE:,} characters: it is not a list of links")
+                raise Invalid(f"{path}, line {number} has more than {EDGE_LINE:,} characters: not a list of links")
             if number > EDGE_LINES:
                 raise Invalid(f"{path} has more than {EDGE_LINES:,} lines: give fewer links")
             if line := line.partition(b"#")[0].strip():

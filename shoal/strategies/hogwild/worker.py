@@ -190,7 +190,7 @@ class HogwildWorkers:
         """Start one more. ``on_number`` gets its number before it can report. Thread-safe."""
         with self._lock:
             if not self._free:
-                raise Invalid(f"there is room for {len(self._living)} workers only: end one, or start the run with more")
+                raise Invalid(f"there is room for {len(self._living)} workers: end one, or start the run with more")
             with enough_files(name_of(self._numbers)):
                 pipe = os.pipe()
             number, self._numbers = self._numbers, self._numbers + 1

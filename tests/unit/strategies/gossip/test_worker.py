@@ -90,8 +90,8 @@ class Room:
 
     def leg_of(self, i: int, number: int, rounds: int, slots: list[int], push_sum: int = 0) -> None:
         w = self.graph.mixing().tolist()
-        hears = [GossipLink(f"w{j}", f"ipc://{j}", w[i][j]) for j in self.graph.hears[i]]
-        tells = [GossipLink(f"w{j}", f"ipc://{j}", w[j][i]) for j in self.graph.tells[i]]
+        hears = [GossipLink(f"w{j}", f"ipc://{j}", w[i][j]) for j in self.graph.senders[i]]
+        tells = [GossipLink(f"w{j}", f"ipc://{j}", w[j][i]) for j in self.graph.receivers[i]]
         self.say(i, Leg(number, rounds, w[i][i], hears, tells, push_sum), (np.array(slots, np.uint64),))
 
     def deliver(self, keep: Callable[[str, Send], bool] = lambda sender, letter: True) -> None:

@@ -20,8 +20,8 @@ from shoal.inspect.status import ADDRESS, write_address
 from shoal.job import Job, LaunchSettings
 from shoal.launch.addresses import bind_of, check_callable, check_free
 from shoal.launch.processes import check_listening
-from shoal.launch.remote_cluster import RemoteCluster, RemoteHosts, stands, stands_in
-from shoal.launch.saved_store import SavedStore, hold, saved_in
+from shoal.launch.remote_cluster import RemoteCluster, RemoteHosts, nodes_may_run, nodes_may_run_in
+from shoal.launch.saved_store import SavedStore, lock_folder, saved_in
 from shoal.nodes.journal import JournalFile
 from shoal.security.safety import Safety
 from shoal.signals import handled
@@ -55,13 +55,13 @@ def run(options: Mapping[str, Any]) -> Run:
         raise
     with view(epochs=job.stop.passes, verbosity=job.verbosity) as show:
         hosting = RemoteHosts(show.note, options["within"] or limits.HOSTS_WITHIN / limits.SECOND)
-        stands = not folder.is_new and stands_in(folder.path)
-        if stands:
+        running = not folder.is_new and nodes_may_run_in(folder.path)
+        if running:
             show.note("it goes on with those who are still there")
         hears = None if options["as_json"] and not sys.stderr.isatty() else show
         waits = f" (who is here waits {job.timing.intervals().patience / limits.SECOND:g} s for that)"
         with ending(hosting.expect_another), on_interrupt(lambda: _left(folder.path), waits):
-            found: Run = execute(job, folder, hears, show.note, launcher=hosting, stands=stands)
+            found: Run = execute(job, folder, hears, show.note, launcher=hosting, nodes_may_run=running)
     return found
 
 
@@ -102,7 +102,7 @@ def store(options: Mapping[str, Any]) -> None:
     check_free(bind)
     with _kept(options["out"]) as folder:
         journal = JournalFile(None if folder is None else folder / "coordinator.journal")
-        known = stands(journal)
+        known = nodes_may_run(journal)
         within = options["within"] or limits.HOSTS_WITHIN / limits.SECOND
         launch = LaunchSettings(listen=options["listen"], advertise=advertise)
         nodes = (options["servers"] or 0, launch, journal, safety, options["copies"] or 1)
@@ -111,7 +111,7 @@ def store(options: Mapping[str, Any]) -> None:
         cluster.timing = timing
 
         def expect_another() -> None:
-            cluster.parting = ""
+            cluster.close_reason = ""
 
         with cluster, ending(expect_another):
             cluster.start()
@@ -148,7 +148,7 @@ def _kept(out: Path | None) -> Iterator[Path | None]:
     if out is None:
         yield None
         return
-    lock = hold(out, "--out")
+    lock = lock_folder(out, "--out")
     try:
         yield out.absolute()
     finally:

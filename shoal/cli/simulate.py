@@ -24,15 +24,15 @@ class ScenarioChoice(click.Choice[str]):
 
 
 @click.command()
-@option("--of", type=ScenarioChoice(sorted(SCENARIOS)), default="store", help="Simulate this.")
+@option("--of", type=ScenarioChoice(sorted(SCENARIOS)), default="store", help="The scenario to simulate.")
 @option("--seed", type=int, help="Run this one seed.")
 @option("--plan", help="Run this one plan, as --shrink prints it: FaultPlan(...).")
 @option("--seeds", type=click.IntRange(1), default=200, help="Run so many seeds.")
-@option("--first", type=int, default=0, help="Begin with this seed.")
+@option("--first", type=int, default=0, help="Start with this seed.")
 @option("--jobs", type=click.IntRange(1), help="Run them in so many processes.  [default: one for each core]")
 @option("--mutant", help="Run a broken variant of the protocol, to see it caught ('list' names them).")
 @option("--trace", is_flag=True, help="With --seed: print every message.")
-@option("--shrink", "shorter", is_flag=True, help="With --seed: look for the shortest plan that fails alike.")
+@option("--shrink", "shorter", is_flag=True, help="With --seed: look for the shortest plan that fails the same way.")
 @option("--history", type=click.Path(dir_okay=False, path_type=Path), help="With --seed: write the history here.")
 @option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def simulate(
@@ -71,7 +71,7 @@ def simulate(
     if mutant and mutant not in mutants:
         raise click.BadParameter(f"no mutant {mutant!r}: --of {of} --mutant list names them", param_hint="--mutant")
     if of in ("gossip", "peers") and history:
-        raise click.UsageError("--history is of a store: with others take --seed and --trace")
+        raise click.UsageError(f"--of {of} records no history: use --seed with --trace")
     if seed is None and plan is None:
         if trace or history or shorter:
             raise click.UsageError("--trace, --shrink and --history go with one --seed or --plan")
@@ -111,7 +111,7 @@ def _shrink(plan: SeedPlan) -> None:
     _show_state("\n")
     violation = first_violation(shortest)
     if violation is None:
-        click.secho("every promise held: there is nothing to make shorter", fg="green")
+        click.secho("every promise held: there is nothing to shrink", fg="green")
         raise SystemExit(0)
     click.echo(f"{len(plan.faults)} faults became {len(shortest.faults)}:\n")
     click.echo(as_test(shortest, str(violation)))
@@ -176,7 +176,7 @@ def _run_many(of: str, seeds: range, jobs: int | None, mutant: str, as_json: boo
         if tally.broken:
             which = "" if of == "store" else f" --of {of}"
             again = f"shoal simulate{which} --seed {tally.first_broken}" + (f" --mutant {mutant!r}" if mutant else "")
-            click.echo(f"{len(tally.broken)} promises broken; see one: {again} --trace; make it shorter: --shrink")
+            click.echo(f"{len(tally.broken)} promises broken; see one: {again} --trace; shrink it: --shrink")
         else:
             click.secho("every promise held in all of them", fg="green")
     raise SystemExit(1 if tally.broken else 0)

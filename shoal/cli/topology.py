@@ -106,7 +106,7 @@ def _as_json(told: dict[str, object]) -> str:
 def page(graph: Graph) -> list[str]:
     from shoal.views import format
 
-    degrees = sorted(len(graph.tells[node]) for node in range(graph.nodes))
+    degrees = sorted(len(graph.receivers[node]) for node in range(graph.nodes))
     parts = graph.parts
     each = f"{degrees[0]:,}" if degrees[0] == degrees[-1] else f"{degrees[0]:,} to {degrees[-1]:,}"
     ways = "one-way link" if graph.directed else "link"

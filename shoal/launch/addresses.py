@@ -82,10 +82,10 @@ def advertised(bind: str, advertise: str, towards: str) -> str:
     """The host that others call, if not the bound one; ``towards`` is the coordinator."""
     if advertise or not bind.startswith("tcp://"):
         return host_of(advertise)
-    return way_to(towards) if parsed(bind)[0] in _ALL else ""
+    return route_address(towards) if parsed(bind)[0] in _ALL else ""
 
 
-def way_to(address: str) -> str:
+def route_address(address: str) -> str:
     """This host's address on the route to another one. Sends nothing."""
     host, port = parsed(plain(address).plain)
     host = host.strip("[]")
@@ -99,12 +99,12 @@ def way_to(address: str) -> str:
     return f"[{own}]" if ":" in own else own
 
 
-def beside(coordinator: str, listen: str, name: str, folder: str) -> str:
+def join_address(coordinator: str, listen: str, name: str, folder: str) -> str:
     """Where a joining node binds: at ``listen``, or by the kind of the coordinator's address."""
     if listen:
         return bind_of(listen)
     if coordinator.startswith("tcp://"):
-        return f"tcp://{way_to(coordinator)}:*"
+        return f"tcp://{route_address(coordinator)}:*"
     return f"ipc://{folder}/{name}"
 
 

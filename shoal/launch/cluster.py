@@ -60,7 +60,7 @@ class Cluster(ABC):
         self.ended = ""  # why the cluster has ended; empty: it runs
         self._closing, self._closed = threading.Lock(), False
         self._run_facts: RunFacts | None = None
-        self._telling: EventThread | None = None
+        self._event_thread: EventThread | None = None
         self._looking = StatusClient(self._transport)
         atexit.register(_close_quietly, weakref.ref(self))
 
@@ -131,7 +131,7 @@ class Cluster(ABC):
 
     def train(self, run: RunFacts, listener: Listener) -> None:
         """Set the run to schedule, and the listener of its events. Before the start."""
-        self._run_facts, self._telling = run, EventThread(listener, self._id)
+        self._run_facts, self._event_thread = run, EventThread(listener, self._id)
 
     @abstractmethod
     def start(self) -> None:
@@ -158,8 +158,8 @@ class Cluster(ABC):
             for thread in self._threads:
                 if thread is not threading.current_thread():
                     thread.join(limits.DRAIN / limits.SECOND)
-            if self._telling is not None:
-                self._telling.close()
+            if self._event_thread is not None:
+                self._event_thread.close()
             if self.lock is not None:
                 self.lock.release()
 

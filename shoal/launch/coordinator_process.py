@@ -136,12 +136,12 @@ def main(orders: ProcessOrders, process: Process) -> None:
     loop.listener = process.tell
     for one in work.ended:
         loop.tell(ProcessEnd(member_name(one.name, work.group), one.reason, one.token))
-    threading.Thread(target=_hear, args=(process.inbox, loop, work.group), name="shoal-inbox", daemon=True).start()
+    threading.Thread(target=_listen, args=(process.inbox, loop, work.group), name="shoal-inbox", daemon=True).start()
     process.ready(transport.address)
     loop.run()
 
 
-def _hear(inbox: int, loop: Loop, group: str) -> None:
+def _listen(inbox: int, loop: Loop, group: str) -> None:
     """Pass on process ends that the forkserver reports; it names processes within their group."""
     with os.fdopen(inbox, "rb") as lines:
         for line in lines:

@@ -119,7 +119,7 @@ class Forkserver:
             process_main.prepare(self._setup.modules)
             for module in SERVERS_NEED:
                 importlib.import_module(module)
-        if not _alone():
+        if not _has_one_thread():
             raise Invalid(
                 f"one of the modules {self._setup.modules} started a thread when it was imported, which forked "
                 f"processes cannot have: start the thread when it is first needed"
@@ -171,13 +171,13 @@ class Forkserver:
             self._close_inbox(orders.name, inbox)
             return
         if pid == 0:
-            self._be(orders, inbox)
+            self._run_child(orders, inbox)
         if inbox >= 0:
             os.close(inbox)
         self._children[pid] = orders.name
         process_main.say(self._reports, ChildForked(orders.name, pid))
 
-    def _be(self, orders: ProcessOrders, inbox: int) -> None:
+    def _run_child(self, orders: ProcessOrders, inbox: int) -> None:
         """Run as the child. Never returns into the frames of the forkserver."""
         code = 1
         try:
@@ -213,7 +213,7 @@ class Forkserver:
                     prefork(orders.work)
         except Exception as error:
             raise Invalid(f"{type(error).__name__} while importing what workers need: {error}") from None
-        if not _alone():
+        if not _has_one_thread():
             raise Invalid("importing what workers need started a thread, which forked processes cannot have")
         self._workers_imported = True
 
@@ -313,7 +313,7 @@ def _take_over() -> tuple[int, int]:
     return orders, reports
 
 
-def _alone() -> bool:
+def _has_one_thread() -> bool:
     """Whether this process has a single thread; a joined one may need a moment to go."""
     deadline = time.monotonic() + 1.0
     while threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:

@@ -21,7 +21,7 @@ from shoal.client import connect as connect
 from shoal.errors import Invalid
 from shoal.launch.cluster import START_WITHIN as START_WITHIN
 from shoal.launch.cluster import Cluster as Cluster
-from shoal.launch.saved_store import hold, saved_in
+from shoal.launch.saved_store import lock_folder, saved_in
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
 from shoal.timing import Timing, timing_from
@@ -64,7 +64,7 @@ def local(
         raise Invalid("keys need tcp: start it with processes=True and transport='tcp'")
     chosen = None if timing is None else timing_from(timing)
     with contextlib.ExitStack() as undo:
-        lock = None if folder is None else hold(Path(folder), "folder=")
+        lock = None if folder is None else lock_folder(Path(folder), "folder=")
         if lock is not None:
             undo.callback(lock.release)
         journal = JournalFile(Path(folder) / "coordinator.journal" if folder is not None else None)
@@ -128,7 +128,7 @@ class ThreadCluster(Cluster):
 
         transport = self._hub.open(name)
         serving = ServerProcess(name, secrets.token_hex(8), transport)
-        serving.guest.on_end = serving.loop.stop  # when it was drained
+        serving.drainable.on_end = serving.loop.stop  # when it was drained
         transport.answer_with(serving.loop.take)
         self._run(serving.loop)
 
@@ -147,8 +147,8 @@ class ThreadCluster(Cluster):
         facts = CoordinatorProcess("", self._copies, self._run_facts, checkpoints=folder, timing=self.timing)
         node = facts.coordinator(self._journal.records)
         self._coordinator = Loop(node, self._hub.open("coordinator"), self._journal)
-        if self._telling is not None:
-            self._coordinator.listener = self._telling
+        if self._event_thread is not None:
+            self._coordinator.listener = self._event_thread
         self._run(self._coordinator)
 
     def tell_ended(self, name: str, reason: str) -> None:

@@ -40,7 +40,7 @@ class ExitReasons:
 
     def __init__(self, counts: Path = _COUNTS) -> None:
         self._counts = counts
-        self._before = self._starved()
+        self._before = self._oom_kills()
 
     def how(self, code: int) -> str:
         """In words, for an exit code as Python has it: negative for a signal."""
@@ -49,12 +49,12 @@ class ExitReasons:
         words = f"killed by signal {-code}"
         if -code != signal.SIGKILL:
             return words
-        before, self._before = self._before, self._starved()
+        before, self._before = self._before, self._oom_kills()
         if self._before <= before:
             return words
         return f"{words}; the kernel killed a process for lack of memory: add memory, or use more servers"
 
-    def _starved(self) -> int:
+    def _oom_kills(self) -> int:
         try:
             lines = self._counts.read_text().splitlines()
         except OSError:  # another kernel
@@ -119,7 +119,7 @@ class ProcessPool:
         happened: Callable[[RunEvent], None] = lambda event: None,
         gone: Callable[[str], None] = lambda why: None,
     ) -> None:
-        self.known: dict[str, ChildState] = {}
+        self.states: dict[str, ChildState] = {}
         self._happened, self._on_gone = happened, gone
         self.gone = ""  # why there is no forkserver any more
         self._lost, self._ended = lost, ended
@@ -127,7 +127,7 @@ class ProcessPool:
         self._started = False
         self._refused = ""
         self._error = ""  # of the forkserver itself
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._ordering = threading.Lock()
         self._closing = False
         self._forkserver: ProcessFactory | None = None
@@ -145,8 +145,8 @@ class ProcessPool:
 
     @property
     def pids(self) -> dict[str, int]:
-        with self._news:
-            return {name: child.pid for name, child in self.known.items() if child.pid and not child.ended}
+        with self._changed:
+            return {name: child.pid for name, child in self.states.items() if child.pid and not child.ended}
 
     def wait_until_started(self, deadline: float) -> None:
         self._wait(lambda: self._started, "the forkserver", deadline)
@@ -154,21 +154,21 @@ class ProcessPool:
     def order(self, orders: process_main.ProcessOrders) -> None:
         if threading.current_thread() is self._listener:
             raise Invalid("on_ended runs on the thread that would report the new process: fork from another thread")
-        with self._news:
-            old = self.known.get(orders.name)
+        with self._changed:
+            old = self.states.get(orders.name)
             if old is not None and not old.ended:
                 raise Invalid(f"the name {orders.name!r} is taken by process {old.pid}: choose another")
-            self.known[orders.name] = ChildState()
+            self.states[orders.name] = ChildState()
         try:
             self._order(forkserver.ForkOrder(orders))
         except Invalid:
-            del self.known[orders.name]
+            del self.states[orders.name]
             raise
 
     def wait_until_running(self, names: Sequence[str], deadline: float) -> None:
         """Wait until all of them run; raises the reason of the first that does not."""
         for name in names:
-            child = self.known[name]
+            child = self.states[name]
             try:
                 self._wait(child.is_decided, name, deadline)
             except StartFailed:
@@ -179,13 +179,13 @@ class ProcessPool:
 
     def has_ended(self, name: str, deadline: float) -> bool:
         """Wait until then for its process to end; whether it did."""
-        with self._news:
+        with self._changed:
             left = max(0.0, deadline - time.monotonic())
-            return bool(self._news.wait_for(lambda: self.known[name].ended or self.gone, left))
+            return bool(self._changed.wait_for(lambda: self.states[name].ended or self.gone, left))
 
     def signal(self, name: str, number: int) -> None:
         """Nothing happens if it has ended."""
-        if name not in self.known:
+        if name not in self.states:
             raise Invalid(f"no process {name!r} here (processes: {', '.join(self.pids)})")
         if number not in signal.valid_signals():
             raise Invalid(f"signal={number!r}: no such signal")
@@ -237,8 +237,8 @@ class ProcessPool:
     # ------------------------------------------------------------ reports of the forkserver
 
     def _wait(self, done: Callable[[], object], who: str, deadline: float) -> None:
-        with self._news:
-            self._news.wait_for(
+        with self._changed:
+            self._changed.wait_for(
                 lambda: done() or self._refused or self._error or self.gone, max(0.0, deadline - time.monotonic())
             )
             if self._refused:
@@ -255,22 +255,22 @@ class ProcessPool:
                 case forkserver.ChildEnded(name, 0):  # its work is done, and it has left
                     self._end(name, DONE, lost=False)
                 case forkserver.ChildEnded(name, code):
-                    error = self.known[name].error
+                    error = self.states[name].error
                     self._end(name, f"its process ended ({error or self._endings.how(code)})")
                 case report:
-                    with self._news:
+                    with self._changed:
                         self._note(report)
-                        self._news.notify_all()
+                        self._changed.notify_all()
         how = self._endings.how(process.wait())
         if not self._closing:
             self._on_gone(f"the forkserver ended ({how})")
-        with self._news:
-            left = [name for name, child in self.known.items() if not child.ended]
+        with self._changed:
+            left = [name for name, child in self.states.items() if not child.ended]
         for name in left:
             self._end(name, f"its process ended with the forkserver ({how})")
-        with self._news:
+        with self._changed:
             self.gone = f"the forkserver ended ({how})"
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def _note(self, report: forkserver.Report) -> None:
         match report:
@@ -281,28 +281,28 @@ class ProcessPool:
             case process_main.ProcessFailed(forkserver.FORKSERVER, error):
                 self._error = error
             case process_main.ProcessFailed(name, error):
-                self.known[name].error = error
+                self.states[name].error = error
             case forkserver.ChildForked(name, pid):
-                self.known[name].pid = pid
+                self.states[name].pid = pid
             case process_main.ProcessRunning(name, address):
-                self.known[name].running, self.known[name].address = True, address
+                self.states[name].running, self.states[name].address = True, address
             case process_main.ProcessRetired(name):
-                self.known[name].retired = True
+                self.states[name].retired = True
             case process_main.ProcessEvent(name, piece, more):
-                child = self.known[name]
+                child = self.states[name]
                 text = child.event + piece
                 child.event = text if more else ""
                 if not more:
                     self._happened(process_main.event_of(text))
 
     def _end(self, name: str, why: str, lost: bool = True) -> None:
-        child = self.known[name]
+        child = self.states[name]
         reported = child.running and not self._closing
         if reported and lost:
             self._lost(name, why)
-        with self._news:
+        with self._changed:
             child.ended = why
-            self._news.notify_all()
+            self._changed.notify_all()
         if reported:
             try:
                 self._ended(name, why)

@@ -52,10 +52,10 @@ class Supervisor:
     thread that reports an end must not block.
     """
 
-    def __init__(self, again: Callable[[str], None], give_up: Callable[[str], None], most: int = 0) -> None:
+    def __init__(self, restart: Callable[[str], None], give_up: Callable[[str], None], most: int = 0) -> None:
         self.delay = 0.0  # seconds before any restart
         self.restarts: dict[str, int] = {}
-        self._again, self._give_up, self._most = again, give_up, most
+        self._restart, self._give_up, self._most = restart, give_up, most
         self._times: dict[str, deque[float]] = {}
         self._closed = threading.Event()
 
@@ -72,16 +72,16 @@ class Supervisor:
             return
         wait = self.delay + (min(_LATEST, _SOON * 2.0 ** (len(times) - 2)) if len(times) >= 2 else 0.0)
         times.append(now)
-        threading.Thread(target=self._restart, args=(name, wait), name=f"shoal-restart-{name}", daemon=True).start()
+        threading.Thread(target=self._run, args=(name, wait), name=f"shoal-restart-{name}", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
 
-    def _restart(self, name: str, wait: float) -> None:
+    def _run(self, name: str, wait: float) -> None:
         if self._closed.wait(wait):
             return
         try:
-            self._again(name)
+            self._restart(name)
             self.restarts[name] = self.restarts.get(name, 0) + 1
         except ShoalError as error:
             self.ended(name, str(error))
@@ -118,19 +118,19 @@ class ProcessCluster(Cluster):
         # Called with the name of a process that was restarted and runs; after ``on_ended``.
         self.on_back: Callable[[str], None] | None = None
         self.moves: MoveSettings | None = None  # where no job says so; set before the start
-        self.supervisor = Supervisor(self._again, self._give_up)
+        self.supervisor = Supervisor(self._start_again, self._give_up)
         self._names = [f"server-{i}" for i in range(servers)]
         self._taken.update(self._names)
         self._modules, self._restart, self._over_tcp = launch.modules, restart, launch.transport == "tcp"
-        self._children = ProcessPool(self.tell_ended, self._child_ended, self._happened, self._gone)
+        self._children = ProcessPool(self.tell_ended, self._child_ended, self._on_event, self._on_forkserver_end)
         # Sent on close to nodes that others started; empty: they wait for a restart.
-        self.parting = "its owner has ended it"
+        self.close_reason = "its owner has ended it"
         self._address, self._listen, self._advertise = "", listen and bind_of(listen), host_of(advertise)
         self._tokens: dict[str, str] = {}  # of the current holder of each name
         self._servers: set[str] = set()
         # Servers being removed: why one ended meanwhile, if it did; it is not restarted.
         self._removing: dict[str, str] = {}
-        self._saw: deque[ProcessEnded] = deque(maxlen=limits.MEMBERS)
+        self._ends_seen: deque[ProcessEnded] = deque(maxlen=limits.MEMBERS)
         # A new coordinator gets every process end either with its orders or by its inbox.
         self._report_ends = threading.Lock()
         # The forkserver makes it: a parent that is killed at once could not remove it.
@@ -182,7 +182,7 @@ class ProcessCluster(Cluster):
         self._of(name).signal(name, signal)
 
     def close(self) -> None:
-        if os.getpid() == self._pid and not self._closed and self.parting and "coordinator" in self.pids:
+        if os.getpid() == self._pid and not self._closed and self.close_reason and "coordinator" in self.pids:
             self._dismiss_others()
         super().close()
         if os.getpid() == self._pid:
@@ -197,7 +197,7 @@ class ProcessCluster(Cluster):
                 members = [one for one in self.look(_DISMISS / 4).members if one.name not in ours]
                 if not any(one.role in ("server", "worker") for one in members):
                     return
-                self._children.pass_on("coordinator", RunEnds(self.parting))
+                self._children.pass_on("coordinator", RunEnds(self.close_reason))
                 time.sleep(_DISMISS / 20)  # nothing signals who has left
 
     # ------------------------------------------------------------ starting
@@ -215,7 +215,7 @@ class ProcessCluster(Cluster):
         self._taken.add(name)
         children.wait_until_running([name], time.monotonic() + START_WITHIN)
         self._check_usable()  # another thread may have closed the cluster meanwhile
-        return children.known[name].pid
+        return children.states[name].pid
 
     def _start_server(self, name: str) -> None:
         self._check_usable()
@@ -234,7 +234,7 @@ class ProcessCluster(Cluster):
 
     def _forget_server(self, name: str) -> None:
         children = self._of(name)
-        if name not in children.known:
+        if name not in children.states:
             return
         if not children.has_ended(name, time.monotonic() + limits.DRAIN / limits.SECOND):
             # another incarnation that holds segments by now
@@ -246,12 +246,12 @@ class ProcessCluster(Cluster):
     def _fork_lead(self, deadline: float) -> None:
         journal = self._journal.path or f"{self._folder}/{self.lead}.journal"
         with self._report_ends:
-            run, saves, saw = self._run_facts, str(self.checkpoints or ""), list(self._saw)
-            facts = CoordinatorProcess(str(journal), self._copies, run, saw, self.moves, saves, self.timing, self.group)
+            more = (self.moves, str(self.checkpoints or ""), self.timing, self.group)
+            facts = CoordinatorProcess(str(journal), self._copies, self._run_facts, list(self._ends_seen), *more)
             self._children.order(self._orders(self.lead, self.lead, msgspec.to_builtins(facts)))
         self._children.wait_until_running([self.lead], deadline)
         if not self.group:
-            self._address = self._children.known[self.lead].address
+            self._address = self._children.states[self.lead].address
 
     def _orders(self, name: str, kind: str, work: dict[str, Any]) -> ProcessOrders:
         if kind == "server":
@@ -281,10 +281,10 @@ class ProcessCluster(Cluster):
     def tell_ended(self, name: str, reason: str) -> None:
         if name == self.lead:
             return
-        saw = ProcessEnded(name, reason[:REASON], self._tokens.get(name, ""))
+        ended = ProcessEnded(name, reason[:REASON], self._tokens.get(name, ""))
         with self._report_ends:
-            self._saw.append(saw)
-            self._children.pass_on(self.lead, saw)
+            self._ends_seen.append(ended)
+            self._children.pass_on(self.lead, ended)
 
     def _child_ended(self, name: str, why: str) -> None:
         try:
@@ -298,11 +298,11 @@ class ProcessCluster(Cluster):
 
     def restarts(self, name: str) -> bool:
         """Whether it is restarted when it ends. A drained server is not."""
-        child = self._of(name).known.get(name)
-        kept = self._restart and name in self._servers and not (child is not None and child.retired)
-        return name == self.lead or kept
+        child = self._of(name).states.get(name)
+        restarted = self._restart and name in self._servers and not (child is not None and child.retired)
+        return name == self.lead or restarted
 
-    def _again(self, name: str) -> None:
+    def _start_again(self, name: str) -> None:
         if name == self.lead:
             self._fork_lead(time.monotonic() + START_WITHIN)
         elif name in self._removing or name not in self._servers:  # it is being removed, or was
@@ -317,16 +317,16 @@ class ProcessCluster(Cluster):
     def _give_up(self, why: str) -> None:
         self.ended = self.ended or why
 
-    def _gone(self, why: str) -> None:
+    def _on_forkserver_end(self, why: str) -> None:
         """The forkserver is gone, so nothing can be restarted."""
         self.supervisor.close()
         self.ended = self.ended or why
 
-    def _happened(self, event: RunEvent) -> None:
-        if isinstance(event, Stopped) and self.parting:
-            self.parting = f"the run is over: {event.why}"
-        if self._telling is not None:
-            self._telling(event)
+    def _on_event(self, event: RunEvent) -> None:
+        if isinstance(event, Stopped) and self.close_reason:
+            self.close_reason = f"the run is over: {event.why}"
+        if self._event_thread is not None:
+            self._event_thread(event)
 
     def _stop_others(self) -> None:
         self.supervisor.close()

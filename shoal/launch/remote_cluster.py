@@ -54,7 +54,7 @@ class RemoteCluster(ProcessCluster):
         super().__init__(0, msgspec.structs.replace(launch, transport="tcp"), journal, copies, False, safety)
 
     def _begin(self, journal: JournalFile) -> None:
-        if not stands(journal):
+        if not nodes_may_run(journal):
             super()._begin(journal)
 
     def train(self, run: RunFacts, listener: Listener) -> None:
@@ -99,19 +99,19 @@ class RemoteCluster(ProcessCluster):
             return []
 
 
-def stands(journal: JournalFile) -> bool:
+def nodes_may_run(journal: JournalFile) -> bool:
     """Whether a coordinator before had servers with tables, which may still run."""
-    kept: MembershipRecord | None = split(journal.records)[0]
-    return kept is not None and bool(kept.tables) and any(one.role == "server" for one, _ in kept.people)
+    record: MembershipRecord | None = split(journal.records)[0]
+    return record is not None and bool(record.tables) and any(one.role == "server" for one, _ in record.people)
 
 
-def stands_in(folder: Path) -> bool:
+def nodes_may_run_in(folder: Path) -> bool:
     path = folder / "coordinator.journal"
     if not path.is_file():
         return False
     journal = JournalFile(path)
     try:
-        return stands(journal)
+        return nodes_may_run(journal)
     finally:
         journal.close()
 
@@ -134,4 +134,4 @@ class RemoteHosts:
     def expect_another(self) -> None:
         """On close, dismiss nobody: the nodes wait for a restart of the coordinator."""
         if self.cluster is not None:
-            self.cluster.parting = ""
+            self.cluster.close_reason = ""

@@ -28,7 +28,7 @@ from shoal.client import connected
 from shoal.errors import ClusterError, Invalid, ShoalError, Unanswered
 from shoal.inspect.status import StatusClient, address_of, look_at, safety_for
 from shoal.job import Job
-from shoal.launch.addresses import advertised, beside, new_name
+from shoal.launch.addresses import advertised, join_address, new_name
 from shoal.launch.process_main import prepare
 from shoal.launch.processes import short_folder
 from shoal.launch.server_process import ServerProcess, SilenceReport
@@ -68,16 +68,16 @@ class RemoteNode:
         self.address = address_of(terms.where)
         self.safety = safety_for(terms.where, terms.keys, terms.insecure)
         self.name = terms.name or self.safety.named(new_name(role), role)
-        given = terms.patience
-        self._patience: int | Literal["timing"] = "timing" if given is None else int(given * limits.SECOND)
-        self.asked = False  # to leave
+        patience = terms.patience
+        self._patience: int | Literal["timing"] = "timing" if patience is None else int(patience * limits.SECOND)
+        self.asked_to_leave = False
         self._leave: Callable[[int], None] | None = None
 
     def leave(self, number: int, frame: object = None) -> None:
         """On a signal: the first asks it to leave in order, the second ends it at once."""
-        if self.asked:
+        if self.asked_to_leave:
             raise SystemExit(128 + number)
-        self.asked = True
+        self.asked_to_leave = True
         if self._leave is None:  # nothing has begun
             raise SystemExit(128 + number)
         self.say(f"{self.name} leaves in order (again: at once)")
@@ -87,11 +87,11 @@ class RemoteNode:
         """Run to the end; returns why it ended. Raises what went wrong."""
         address = self.address
         with contextlib.closing(look_at(address, self.safety)) as looking:
-            about = self._ask(looking, address)
+            about = self._describe_run(looking, address)
             if about.ended:
                 raise ClusterError(f"the run at {address} is over: no more nodes are needed")
-            said = tomllib.loads(about.job).get("launch", {})  # the job decides for all nodes
-            self.safety = self.safety.checking(said.get("checksums") is not False)
+            settings = tomllib.loads(about.job).get("launch", {})  # the job decides for all nodes
+            self.safety = self.safety.checking(settings.get("checksums") is not False)
             self._check_name(looking)
             if self.role == "server":
                 # for the updates and filters of the run's tables
@@ -106,7 +106,7 @@ class RemoteNode:
                 if one.name == self.name and "server" in (one.role, self.role) and not one.suspected:
                     raise ClusterError(f"the name {self.name!r} is a live {one.role}'s: choose another (--name)")
 
-    def _ask(self, looking: StatusClient, address: str) -> m.Described:
+    def _describe_run(self, looking: StatusClient, address: str) -> m.Described:
         """Ask until it answers: hosts start in any order, and packing data takes time."""
         why = "it may still be packing its data; or check the address, and whether it accepts this host's key"
         deadline, pause = time.monotonic() + self.terms.within, ANSWER
@@ -125,7 +125,7 @@ class RemoteNode:
     def _serve(self, address: str) -> str:
         prepare(self.terms.modules)
         with socket_folder(address) as folder:
-            bind = beside(address, self.terms.listen, self.name, folder)
+            bind = join_address(address, self.terms.listen, self.name, folder)
             transport = connected(
                 self.name, address, self.safety, bind, advertised(bind, self.terms.advertise, address)
             )
@@ -134,7 +134,7 @@ class RemoteNode:
             self._leave = serving.leave
             self.say(f"{self.name} asks {address} to join; it listens at {transport.address}")
             serving.run()
-            return _ended(serving.guest, "other servers have its segments")
+            return _ended(serving.drainable, "other servers have its segments")
 
     def _work(self, address: str, looking: StatusClient, about: m.Described) -> str:
         from shoal.launch.worker_process import WorkerSpec, cache_bytes, run, trainer_of
@@ -157,12 +157,12 @@ class RemoteNode:
         except BaseException:
             transport.close()
             raise
-        guest = DrainableNode(trainer.worker, trainer.worker.member, self._patience)
+        drainable = DrainableNode(trainer.worker, trainer.worker.member, self._patience)
         self._leave = lambda number: trainer.leave()
         self.say(f"{self.name} works for {address}: {job.model.told}, {dataset.name}")
-        silence = SilenceReport(guest, address, self.say)
-        run(trainer, transport, silence.look, guest)
-        return _ended(guest, "it left" if self.asked or not trainer.over else "the run is over")
+        silence = SilenceReport(drainable, address, self.say)
+        run(trainer, transport, silence.check, drainable)
+        return _ended(drainable, "it left" if self.asked_to_leave or not trainer.over else "the run is over")
 
     def _prepare(self, about: m.Described) -> tuple[Job, Dataset]:
         from shoal.data.datasets import load
@@ -199,12 +199,12 @@ def serve(
     return RemoteNode(terms, "server", say).run()
 
 
-def _ended(guest: DrainableNode, otherwise: str) -> str:
-    if guest.end == "deserted":
-        raise ClusterError(f"{guest.name} ends: {guest.why}: check the coordinator, and start this again")
-    if guest.end == "refused":
-        raise ClusterError(f"{guest.name} was refused: {guest.why}")
-    return guest.why or otherwise
+def _ended(drainable: DrainableNode, otherwise: str) -> str:
+    if drainable.end == "deserted":
+        raise ClusterError(f"{drainable.name} ends: {drainable.why}: check the coordinator, and start this again")
+    if drainable.end == "refused":
+        raise ClusterError(f"{drainable.name} was refused: {drainable.why}")
+    return drainable.why or otherwise
 
 
 def _check_rows(dataset: Dataset, about: m.Described) -> None:

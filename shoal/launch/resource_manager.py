@@ -40,11 +40,11 @@ class ResourceManager:
         """``say`` is called with warnings, from the thread of this class."""
         self._say, self._retry, self._failing = say, retry, False
         self._run, self._emulate, self._wanted, self._over = run, job.emulate, 0, over
-        self._news, self._closed = threading.Event(), False
+        self._wake, self._closed = threading.Event(), False
         self._started = 0  # workers that should run at the same time
         # When each preempted worker returns, and its name if it is only suspended.
-        self._away: list[tuple[float, str]] = []
-        self._turn = 0  # which worker is preempted next
+        self._absent: list[tuple[float, str]] = []
+        self._next_victim = 0  # which worker is preempted next
         self._thread: threading.Thread | None = None
 
     def start(self, workers: int) -> None:
@@ -60,25 +60,25 @@ class ResourceManager:
 
     def worker_ended(self) -> None:
         """Note that a worker has ended. Returns at once."""
-        self._news.set()
+        self._wake.set()
 
     def close(self) -> None:
         self._closed = True
-        self._news.set()
+        self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        for _, name in self._away:  # a suspended process could not end
+        for _, name in self._absent:  # a suspended process could not end
             if name:
                 with contextlib.suppress(ShoalError):
                     self._run.signal(name, signal.SIGCONT)
-        self._away = []
+        self._absent = []
 
     def _loop(self) -> None:
         emulate, now = self._emulate, time.monotonic()
         arrive = now + emulate.arrive if self._started < self._wanted else float("inf")
         preempt = now + emulate.preempt if emulate.preempt else float("inf")
         with contextlib.suppress(ShoalError):  # the cluster is closed: nothing can start
-            while self._wait(min(arrive, preempt, *(at for at, _ in self._away), float("inf"))):
+            while self._wait(min(arrive, preempt, *(at for at, _ in self._absent), float("inf"))):
                 now = time.monotonic()
                 if now >= arrive:
                     self._start_one()
@@ -94,22 +94,22 @@ class ResourceManager:
     def _wait(self, until: float) -> bool:
         """Wait until then, or until a worker ends; False once the run is over."""
         # The end of a run does not notify us, so look for it every 0.2 s.
-        self._news.wait(min(max(0.0, until - time.monotonic()), 0.2))
-        self._news.clear()
+        self._wake.wait(min(max(0.0, until - time.monotonic()), 0.2))
+        self._wake.clear()
         return not self._closed and not self._over.is_set()
 
     def _preempt(self, now: float) -> None:
-        suspended = {name for _, name in self._away}
-        here = [name for name in self._run.workers if name not in suspended]
-        if not here:
+        suspended = {name for _, name in self._absent}
+        running = [name for name in self._run.workers if name not in suspended]
+        if not running:
             return
-        name, self._turn = here[self._turn % len(here)], self._turn + 1
+        name, self._next_victim = running[self._next_victim % len(running)], self._next_victim + 1
         self._run.signal(name, signal.SIGSTOP if self._emulate.sticky else signal.SIGKILL)
-        self._away.append((now + self._emulate.away, name if self._emulate.sticky else ""))
+        self._absent.append((now + self._emulate.away, name if self._emulate.sticky else ""))
 
     def _bring_back(self, now: float) -> None:
-        back = [one for one in self._away if one[0] <= now]
-        self._away = [one for one in self._away if one[0] > now]
+        back = [one for one in self._absent if one[0] <= now]
+        self._absent = [one for one in self._absent if one[0] > now]
         for _, name in back:
             if name:
                 self._run.signal(name, signal.SIGCONT)
@@ -117,7 +117,7 @@ class ResourceManager:
                 self._start_one()
 
     def _replace(self) -> None:
-        killed = sum(not name for _, name in self._away)
+        killed = sum(not name for _, name in self._absent)
         for _ in range(self._started - killed - len(self._run.workers)):
             self._start_one()
 
@@ -127,7 +127,7 @@ class ResourceManager:
             self._run.add_worker()
             self._failing = False
         except StartFailed as error:
-            self._away.append((time.monotonic() + self._retry, ""))
+            self._absent.append((time.monotonic() + self._retry, ""))
             if not self._failing:
                 self._say(f"{error}; training goes on without it, and another start is tried every {self._retry:g} s")
             self._failing = True

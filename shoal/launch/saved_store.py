@@ -57,7 +57,7 @@ class SavedStore:
         return made
 
 
-def hold(folder: Path, named: str) -> Lock:
+def lock_folder(folder: Path, named: str) -> Lock:
     """Create and lock the folder of a store. ``named`` is the option, for error messages."""
     if (folder / "job.toml").exists():  # checked before anything is written: the run may be active
         raise Invalid(f"{folder} is the folder of a run, not of a store: choose another ({named})")

@@ -55,19 +55,19 @@ class ScriptLauncher:
             raise Invalid(f"workers={workers}: needs 1 to {limits.MEMBERS // 4}")
         self.workers, self._servers, self._copies, self._show = workers, servers, copies, show
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._said: dict[str, int] = {}  # our own lines, and which worker printed each first
+        self._first_printed_by: dict[str, int] = {}  # our own lines, by worker
         self._last: dict[int, str] = {}  # each worker's last line of standard error
         self._readers: list[threading.Thread] = []
         # an exit, or a line to show
-        self._news: queue.SimpleQueue[WorkerExit | str] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[WorkerExit | str] = queue.SimpleQueue()
 
     def __enter__(self) -> ScriptLauncher:
         cluster = local(self._servers, copies=self._copies, processes=True)
         assert isinstance(cluster, ProcessCluster)
         self._cluster = cluster
         cluster.on_ended = self._server_ended
-        cluster.parting = ""  # we end the workers ourselves, first
-        cluster.on_back = lambda name: self._news.put(f"shoal: {name} was restarted\n")
+        cluster.close_reason = ""  # we end the workers ourselves, first
+        cluster.on_back = lambda name: self._reports.put(f"shoal: {name} was restarted\n")
         try:
             self._kv: KV = cluster.client("launcher")
             self._kv.create(ENDED, Dense(rows=self.workers, update=Sum()))
@@ -107,20 +107,20 @@ class ScriptLauncher:
         ends: list[WorkerExit] = []
         failed: list[WorkerExit] = []  # not shown yet: perhaps all fail alike
         while len(ends) < len(self._processes):
-            news: WorkerExit | str | None = None
+            report: WorkerExit | str | None = None
             with contextlib.suppress(queue.Empty):
-                news = self._news.get(timeout=_ALIKE if failed else None)
-            if isinstance(news, str):
-                self._show(news, True)
-            elif news is not None:
-                ends.append(news)
-                self._report_end(news)
-            if failed and (news is None or (isinstance(news, WorkerExit) and not news.code)):
+                report = self._reports.get(timeout=_ALIKE if failed else None)
+            if isinstance(report, str):
+                self._show(report, True)
+            elif report is not None:
+                ends.append(report)
+                self._report_end(report)
+            if failed and (report is None or (isinstance(report, WorkerExit) and not report.code)):
                 have = "has" if len(failed) == 1 else "have"
                 self._show(f"{SAYS}{', '.join(map(str, failed))} {have} ended; the others go on\n", True)
                 failed = []
-            if isinstance(news, WorkerExit) and news.code:
-                failed.append(news)
+            if isinstance(report, WorkerExit) and report.code:
+                failed.append(report)
         for reader in self._readers:
             reader.join(_GRACE)
         if any(not end.code for end in ends) and not self._used():
@@ -130,7 +130,7 @@ class ScriptLauncher:
                 True,
             )
         for number, end in enumerate(ends):  # who printed the same last line first?
-            first = self._said.get(self._last.get(end.rank, ""), end.rank)
+            first = self._first_printed_by.get(self._last.get(end.rank, ""), end.rank)
             if first != end.rank:
                 ends[number] = replace(end, like=f", as worker-{first}")
         return sorted(ends, key=lambda end: end.rank)
@@ -173,7 +173,7 @@ class ScriptLauncher:
         """Queue a line about the end of a server or the coordinator: this thread must not block."""
         lost = "with it the only copy of its segments"
         then = "it is restarted" if self._cluster.restarts(name) else lost
-        self._news.put(f"shoal: {name} has ended: {why}; {then}\n")
+        self._reports.put(f"shoal: {name} has ended: {why}; {then}\n")
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         # Not reaped yet, so its id is still its own: end what it left in its session.
@@ -181,7 +181,7 @@ class ScriptLauncher:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-        self._news.put(WorkerExit(rank, process.wait()))
+        self._reports.put(WorkerExit(rank, process.wait()))
 
     def _read(self, rank: int, stream: IO[bytes], is_error: bool) -> None:
         name = f"worker-{rank}".ljust(len(f"worker-{self.workers - 1}"))
@@ -190,7 +190,7 @@ class ScriptLauncher:
                 text = line.decode(errors="replace").rstrip("\n")
                 if is_error:
                     self._last[rank] = text
-                    if text.startswith(SAYS) and self._said.setdefault(text, rank) != rank:
+                    if text.startswith(SAYS) and self._first_printed_by.setdefault(text, rank) != rank:
                         continue  # another worker has printed it
                 self._show(f"{name} | {text}\n", is_error)
 

@@ -46,26 +46,26 @@ class SilenceReport:
     FIRST = 3 * limits.SECOND
     AGAIN = 10 * limits.SECOND
 
-    def __init__(self, guest: DrainableNode, address: str, say: Say) -> None:
-        self._guest, self._say, self._address = guest, say, address
+    def __init__(self, drainable: DrainableNode, address: str, say: Say) -> None:
+        self._drainable, self._say, self._address = drainable, say, address
         self._reported = 0  # nanoseconds of silence at the last report
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """To be called after every turn of the loop; whether the node has ended."""
-        guest, first = self._guest, max(self.FIRST, self._guest.member.timing.suspect)
-        silence, left = guest.silence, guest.patience_left
+        drainable, first = self._drainable, max(self.FIRST, self._drainable.member.timing.suspect)
+        silence, left = drainable.silence, drainable.patience_left
         due = self._reported + self.AGAIN if self._reported else first
         if self._reported and silence < first:
             self._reported = 0
-            self._say(f"{guest.name} hears the coordinator again, and goes on")
-        elif left is not None and not guest.end and silence >= due:
+            self._say(f"{drainable.name} hears the coordinator again, and goes on")
+        elif left is not None and not drainable.end and silence >= due:
             self._reported = silence
             self._say(
-                f"{guest.name} has heard nothing from the coordinator at {self._address} for "
+                f"{drainable.name} has heard nothing from the coordinator at {self._address} for "
                 f"{silence // limits.SECOND} s: it waits {left / limits.SECOND:.0f} s more in case it is restarted, "
                 f"then ends (--patience; Ctrl-C twice: now)"
             )
-        return bool(guest.end)
+        return bool(drainable.end)
 
 
 def _query_apart(wake: Callable[[], None], ask: Callable[[], Found], nanoseconds: int) -> Future[Found]:
@@ -104,10 +104,10 @@ class ServerProcess:
         """``coordinator`` is its address, for messages about its silence."""
         server = self._server = Server(name, token, transport.address)
         server.process_counts = lambda: dict(zip(("sent", "received"), transport.traffic, strict=True))
-        self.guest = DrainableNode(server, server.member, patience)
-        self.loop = Loop(self.guest, transport)
+        self.drainable = DrainableNode(server, server.member, patience)
+        self.loop = Loop(self.drainable, transport)
         self._say, self._signal, self._joined = say, 0, False
-        self._silence = SilenceReport(self.guest, coordinator, say)
+        self._silence = SilenceReport(self.drainable, coordinator, say)
         self._state, self._since = (-1, ""), 0.0  # segments left, why it must stay; since when
 
     def keep_apart(self) -> None:
@@ -117,51 +117,51 @@ class ServerProcess:
 
     def leave(self, number: int, frame: object = None) -> None:
         """Ask to leave. The second call ends it at once."""
-        if self.guest.wants_to_leave:
+        if self.drainable.wants_to_leave:
             raise SystemExit(128 + number)
         self._signal = number
-        self.guest.leave()
+        self.drainable.leave()
         self.loop.poke_soon()
 
     def run(self) -> None:
         try:
-            while not self.guest.end:
+            while not self.drainable.end:
                 self.loop.turn()
-                if not self._joined and self.guest.member.joined:
+                if not self._joined and self.drainable.member.joined:
                     self._joined = True
-                    self._say(f"{self.guest.name} has joined, and serves")
-                self._silence.look()
-                if self.guest.leaving:
-                    self._look()
+                    self._say(f"{self.drainable.name} has joined, and serves")
+                self._silence.check()
+                if self.drainable.leaving:
+                    self._report_leaving()
             # sent once more, so that nobody waits for a timeout
-            self.loop.carry_out(self.guest.member.leave())
+            self.loop.carry_out(self.drainable.member.leave())
             self._conclude()
         finally:
             self.loop.close()
 
-    def _look(self) -> None:
+    def _report_leaving(self) -> None:
         """Report the progress of leaving, and give up if there is none."""
-        guest, now = self.guest, time.monotonic()
-        if (state := (guest.segments_left, guest.refusal)) != self._state:
+        drainable, now = self.drainable, time.monotonic()
+        if (state := (drainable.segments_left, drainable.refusal)) != self._state:
             self._state, self._since = state, now
             self._say(
-                f"{guest.name} stays for now: {guest.refusal}"
-                if guest.refusal
-                else f"{guest.name}: {counted(guest.segments_left, 'segment')} left"
+                f"{drainable.name} stays for now: {drainable.refusal}"
+                if drainable.refusal
+                else f"{drainable.name}: {counted(drainable.segments_left, 'segment')} left"
             )
-        still = guest.member.timing.leave_still / limits.SECOND
-        if guest.wants_to_leave and now - self._since > still:
-            why = guest.refusal or f"nobody took over {counted(guest.segments_left, 'segment')} in {still:g} s"
-            self._say(f"{guest.name} ends anyway: {why}; start another server in its place")
+        still = drainable.member.timing.leave_still / limits.SECOND
+        if drainable.wants_to_leave and now - self._since > still:
+            why = drainable.refusal or f"nobody took over {counted(drainable.segments_left, 'segment')} in {still:g} s"
+            self._say(f"{drainable.name} ends anyway: {why}; start another server in its place")
             raise SystemExit(128 + self._signal)
 
     def _conclude(self) -> None:
-        guest = self.guest
-        if guest.end == "refused":
-            raise Refused(guest.member.coordinator, guest.why)
-        if guest.end == "deserted":
+        drainable = self.drainable
+        if drainable.end == "refused":
+            raise Refused(drainable.member.coordinator, drainable.why)
+        if drainable.end == "deserted":
             raise ClusterError(
-                f"{guest.name} ends: {guest.why}; its segments are lost unless others have copies: check the coordinator, "
+                f"{drainable.name} ends: {drainable.why}; its segments are lost unless others have copies: check the coordinator, "
                 f"and start the server again"
             )
 
@@ -173,5 +173,5 @@ def main(orders: ProcessOrders, process: Process) -> None:
     with handled([signal.SIGTERM], serving.leave):
         process.ready(transport.address)
         serving.run()
-    if not serving.guest.wants_to_leave:  # drained by others: it must not be restarted
+    if not serving.drainable.wants_to_leave:  # drained by others: it must not be restarted
         process.say(ProcessRetired(orders.name))

@@ -80,7 +80,7 @@ class TorchrunRank:
     world: int  # the number of ranks
     hosts: int
     restarts: int  # of all ranks, by torchrun
-    door: bytes  # the name of the head's socket
+    socket_name: bytes  # the name of the head's socket
 
 
 def rank(variables: Mapping[str, str] | None = None) -> TorchrunRank | None:
@@ -91,13 +91,13 @@ def rank(variables: Mapping[str, str] | None = None) -> TorchrunRank | None:
         return None
     meant = [str(os.getuid()), *(known.get(name, "") for name in ("MASTER_PORT", "GROUP_RANK", "TORCHELASTIC_RUN_ID"))]
     meant.append(known["TORCHELASTIC_RESTART_COUNT"])
-    door = hashlib.sha256("\0".join(meant).encode(errors="surrogateescape")).hexdigest()[:32]
+    socket_name = hashlib.sha256("\0".join(meant).encode(errors="surrogateescape")).hexdigest()[:32]
     number, world, hosts, restarts = (_count(name, known[name]) for name in names)
     if number >= world:
         raise Invalid(f"LOCAL_RANK={number} and LOCAL_WORLD_SIZE={world}: ranks are 0 to one less; {_SET_BY}")
     if world > limits.MEMBERS:
         raise Invalid(f"LOCAL_WORLD_SIZE={world}: needs at most {limits.MEMBERS:,}: use fewer ranks (--nproc-per-node)")
-    return TorchrunRank(number, world, hosts, restarts, f"\0shoal-{door}".encode())
+    return TorchrunRank(number, world, hosts, restarts, f"\0shoal-{socket_name}".encode())
 
 
 def _count(name: str, text: str) -> int:
@@ -156,7 +156,7 @@ def is_ours(connection: socket.socket) -> int:
 
 
 def take_part(call: Callable[[HeadRank | None], object]) -> object:
-    """Run a command in the first rank, with all others as nodes; here, if this is none."""
+    """Runs a command in rank 0, and nodes in the others; without torchrun, only the command."""
     try:
         me = rank()
     except Invalid as error:
@@ -164,17 +164,17 @@ def take_part(call: Callable[[HeadRank | None], object]) -> object:
     if me is None:
         return call(None)
     if me.number:
-        sys.exit(follow(me))
+        sys.exit(run_rank(me))
     with HeadRank(me) as head:
         return call(head)
 
 
-def follow(me: TorchrunRank) -> int:
+def run_rank(me: TorchrunRank) -> int:
     """Run a rank other than the first. Returns its exit code when the head is gone."""
     head = _connect(me)
     if head is None:
         print(
-            f"shoal: rank {me.number} waited {MEET_WITHIN:g} s for rank 0 in vain: look at what rank 0 printed",
+            f"shoal: rank {me.number} found no rank 0 within {MEET_WITHIN:g} s: look at what rank 0 printed",
             file=sys.stderr,
         )
         return 1
@@ -190,7 +190,7 @@ def _connect(me: TorchrunRank) -> socket.socket | None:
     while time.monotonic() < deadline:
         head = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            head.connect(me.door)
+            head.connect(me.socket_name)
             if is_ours(head):
                 head.send(msgspec.json.encode(RankHello(me.number)))
                 return head
@@ -246,8 +246,8 @@ class RankSeat:
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid, self.connection = pid, connection
-        self._code, self._ended, self._gone = 0, threading.Event(), False
-        threading.Thread(target=self._hear, name="shoal-rank", daemon=True).start()
+        self._code, self._ended, self._closed = 0, threading.Event(), False
+        threading.Thread(target=self._receive, name="shoal-rank", daemon=True).start()
 
     def forkserver(self) -> RankSeat:
         """Start a forkserver there; the one before has ended."""
@@ -262,7 +262,7 @@ class RankSeat:
         finally:
             os.close(orders)
             os.close(theirs)
-        if self._gone:  # perhaps just now
+        if self._closed:  # perhaps just now
             self._end(-signal.SIGKILL)
         return self
 
@@ -285,11 +285,11 @@ class RankSeat:
         self._code = code
         self._ended.set()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             while line := self.connection.recv(LINE):
                 self._end(msgspec.json.decode(line, type=RankClosed).code)
-        self._gone = True
+        self._closed = True
         self._end(-signal.SIGKILL)
 
 
@@ -300,17 +300,17 @@ class HeadRank:
         self.rank = me
         self.words = ""  # a sentence about the roles
         self._seats: dict[int, RankSeat] = {}
-        self._came = threading.Condition()
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connected = threading.Condition()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._closed = threading.Event()
 
     def __enter__(self) -> HeadRank:
         try:
-            self._door.bind(self.rank.door)
+            self._socket.bind(self.rank.socket_name)
         except OSError as error:
-            sys.exit(f"Error: the ranks cannot meet ({error.strerror}): end what is left of an earlier run")
-        self._door.listen(self.rank.world)
-        for task in (self._let_in, self._watch):
+            sys.exit(f"Error: the ranks cannot meet ({error.strerror}): end the processes of an earlier run")
+        self._socket.listen(self.rank.world)
+        for task in (self._accept, self._watch):
             threading.Thread(target=task, name="shoal-head", daemon=True).start()
         return self
 
@@ -319,9 +319,9 @@ class HeadRank:
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
         self._closed.set()
-        with self._came:
+        with self._connected:
             if code < _BY_SIGNAL:  # a very short command: release late ranks, too
-                self._came.wait_for(self._are_all_here, _SAY_WITHIN)
+                self._connected.wait_for(self._are_all_here, _SAY_WITHIN)
             for seat in self._seats.values():
                 with contextlib.suppress(OSError):
                     seat.send(RankRelease(code))
@@ -329,7 +329,7 @@ class HeadRank:
 
     def close(self) -> None:
         """Release all ranks at once, for a process that goes on."""
-        for one in (self._door, *(seat.connection for seat in self._seats.values())):
+        for one in (self._socket, *(seat.connection for seat in self._seats.values())):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait there
             one.close()
@@ -346,8 +346,8 @@ class HeadRank:
 
     def seats(self) -> dict[int, RankSeat]:
         """All other ranks by number, once they have connected."""
-        with self._came:
-            if not self._came.wait_for(self._are_all_here, MEET_WITHIN):
+        with self._connected:
+            if not self._connected.wait_for(self._are_all_here, MEET_WITHIN):
                 absent = [str(number) for number in range(1, self.rank.world) if number not in self._seats]
                 missing = ", ".join(absent[:_NAMED]) + (
                     f" and {more:,} more" if (more := len(absent) - _NAMED) > 0 else ""
@@ -358,10 +358,10 @@ class HeadRank:
     def _are_all_here(self) -> bool:
         return len(self._seats) == self.rank.world - 1
 
-    def _let_in(self) -> None:
+    def _accept(self) -> None:
         with contextlib.suppress(OSError):  # the socket is closed
             while True:
-                connection, _ = self._door.accept()
+                connection, _ = self._socket.accept()
                 connection.settimeout(_SAY_WITHIN)
                 try:
                     pid, line = is_ours(connection), connection.recv(LINE)
@@ -369,12 +369,12 @@ class HeadRank:
                 except (OSError, msgspec.MsgspecError):
                     pid = number = 0
                 connection.settimeout(None)
-                with self._came:
+                with self._connected:
                     if not pid or not 1 <= number < self.rank.world or number in self._seats:
                         connection.close()
                         continue
                     self._seats[number] = RankSeat(pid, connection)
-                    self._came.notify_all()
+                    self._connected.notify_all()
 
     def _watch(self) -> None:
         """End with torchrun, also if it is killed."""
@@ -397,7 +397,7 @@ class RankCluster(ProcessCluster):
         self._away: dict[str, ProcessPool] = {}  # by node
         self._work: dict[str, dict[str, Any]] = {}  # by worker
         self._seconds = 0.0  # of the run, at its last event
-        self._workers = Supervisor(self._again, self._give_worker_up, _WORKER_RESTARTS)
+        self._workers = Supervisor(self._start_again, self._give_worker_up, _WORKER_RESTARTS)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -437,14 +437,14 @@ class RankCluster(ProcessCluster):
             self._workers.ended(name, why)
         super()._child_ended(name, why)
 
-    def _again(self, name: str) -> None:
+    def _start_again(self, name: str) -> None:
         if self._of(name).gone and name in self._away:  # its forkserver was killed
             self._start_away(name)
         if name in self._work:
             self._wait_until_gone(name)
             self._fork(name, "worker", self._work[name])
         else:
-            super()._again(name)
+            super()._start_again(name)
 
     def _wait_until_gone(self, name: str) -> None:
         """Wait until the coordinator knows how it ended, so that the reason is reported."""
@@ -452,13 +452,13 @@ class RankCluster(ProcessCluster):
         while time.monotonic() < deadline and any(one.name == name for one in self.look().members):
             threading.Event().wait(0.02)
 
-    def _happened(self, event: RunEvent) -> None:
+    def _on_event(self, event: RunEvent) -> None:
         self._seconds = event.seconds
-        super()._happened(event)
+        super()._on_event(event)
 
     def _give_worker_up(self, why: str) -> None:
-        if self._telling is not None:
-            self._telling(Warned(seconds=self._seconds, what=f"{why}: the others go on without it"))
+        if self._event_thread is not None:
+            self._event_thread(Warned(seconds=self._seconds, what=f"{why}: the others go on without it"))
 
     def _stop_others(self) -> None:
         self._workers.close()

@@ -2,7 +2,7 @@
 
     WorkerPool      starts, signals and closes workers (threads or processes), reports their ends
     PoolWorkerSpec  what a worker process gets to know about its job, as plain data
-    PoolRun         a run that listens to its pool and sees to workers that are silent or lost
+    PoolRun         a run that listens to its pool and handles silent and lost workers
 
 However this process ends, its worker processes end with it.
 """
@@ -35,7 +35,7 @@ from shoal.models.learner import Data
 from shoal.training.local_checkpoint import LocalCheckpoint, read
 from shoal.training.run import RunStart, TrackedRun
 
-BY_ITSELF = "its process ended (exit code 0) before anybody asked it to"
+BY_ITSELF = "its process ended (exit code 0) without being asked to"
 LEFT = "it left"
 LOOK = 0.05  # seconds between two looks at what workers report
 _SHOWN = 300  # characters of a reason that is repeated
@@ -111,7 +111,7 @@ class WorkerPool:
     def wait_until_running(self, names: Sequence[str]) -> list[str]:
         """The addresses of these worker processes, as soon as all run."""
         self._processes.wait_until_running(names, time.monotonic() + START_WITHIN)
-        return [self._processes.known[name].address for name in names]
+        return [self._processes.states[name].address for name in names]
 
     def pass_on(self, name: str, line: ProcessMessage) -> None:
         self._processes.pass_on(name, line)
@@ -169,7 +169,7 @@ class PoolRun(TrackedRun):
     """
 
     progress_word: ClassVar[str]  # nobody "finished a slot"
-    dealt_again: ClassVar[str]  # what becomes of the slots of a worker that is killed
+    dealt_again: ClassVar[str]  # what happens to the slots of a killed worker
     pool: WorkerPool
 
     def __init__(self, start: RunStart) -> None:
@@ -236,10 +236,10 @@ class PoolRun(TrackedRun):
         else:
             # At most as long as was waited: if this process itself stood still, nobody is to blame.
             self._quiet += min(time.perf_counter() - began, 2 * LOOK)
-            self._see_to_the_silent()
+            self._handle_silence()
         self._check_deadline()
 
-    def _see_to_the_silent(self) -> None:
+    def _handle_silence(self) -> None:
         starting = self._is_starting()
         patience = 3 * self.patience if starting else self.patience  # PyTorch's import is slow
         if self._quiet < patience * 2**self._reminders:
@@ -263,5 +263,5 @@ class PoolRun(TrackedRun):
     def _nobody_left(self) -> None:
         # A worker that failed by an error of its own would fail again, however many there are.
         killed = not self._last_why or _KILLED in self._last_why
-        how = "with more workers" if killed else "when what ended it is mended"
+        how = "with more workers" if killed else "when the cause is fixed"
         self.tracker.fail(f"no worker is left to compute: start it again, {how} (the last was {self._last})")

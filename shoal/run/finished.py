@@ -47,7 +47,7 @@ class Run:
             events = read_run(folder / "events.jsonl")
         except FileNotFoundError as error:
             name = Path(str(error.filename)).name
-            raise Invalid(f"{folder} has no {name}: it is no run, or one that did not end") from None
+            raise Invalid(f"{folder} has no {name}: it is not a run, or one that has not ended") from None
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Invalid(f"{folder} cannot be read: {error}") from None
         model = trained(folder / "model.safetensors") if (folder / "model.safetensors").exists() else None

@@ -73,14 +73,14 @@ class EventLog:
         verbosity: int = 1,
     ) -> None:
         self.events: list[RunEvent] = list(before)  # including those before a resume
-        self._former = len(self.events)
+        self._resumed_count = len(self.events)
         self.error = ""  # why events could not be written
         self._folder = folder
         self._files: BackgroundQueue[tuple[str, bytes]] = BackgroundQueue(
             lambda one: None if folder is None else folder.append(*one), "log", failed=self._unwritten
         )
         calls = () if also is None else (also,) if callable(also) else also
-        self._hearers = [EventListener(call) for call in calls]
+        self._listeners = [EventListener(call) for call in calls]
         self._lock = threading.Lock()
         self._lines = EventLines(max(LOGGED, verbosity))
         for event in self.events:
@@ -88,7 +88,7 @@ class EventLog:
 
     @property
     def new(self) -> list[RunEvent]:
-        return self.events[self._former :]
+        return self.events[self._resumed_count :]
 
     def __call__(self, event: RunEvent) -> None:
         with self._lock:
@@ -97,20 +97,20 @@ class EventLog:
                 self._files.put(("events.jsonl", msgspec.json.encode(event) + b"\n"))
                 if lines := self._lines.take(event):
                     self._files.put(("log.txt", "".join(f"{line}\n" for line in lines).encode()))
-            for hearer in self._hearers:
-                hearer(event)
+            for listener in self._listeners:
+                listener(event)
 
     def settle(self) -> None:
         """Finish writing: everything is on disk afterwards, or the error is known."""
         left = self._files.close(_WITHIN)
         if left and not self.error:
-            self.error = f"its disk took nothing for {_WITHIN:g} s"
+            self.error = f"its disk accepted no write for {_WITHIN:g} s"
             mutter(f"shoal: {counted(left, 'line')} of log.txt and events.jsonl were not written: {self.error}")
 
     def close(self) -> None:
         """Give callbacks time for the remaining events."""
-        for hearer in self._hearers:
-            hearer.close()
+        for listener in self._listeners:
+            listener.close()
 
     def _unwritten(self, error: BaseException) -> bool:
         # Training goes on: what cannot be written now is written, or reported, at the end.
@@ -123,18 +123,18 @@ class EventListener:
 
     def __init__(self, call: Callable[[Any], None], name: str = "on_event") -> None:
         self._ends_main = threading.current_thread() is threading.main_thread()
-        self._name, self._told = name, 0
-        self._aside = BackgroundQueue(call, name, limits.EVENTS_WAITING, self._failed)
+        self._name, self._calls = name, 0
+        self._queue = BackgroundQueue(call, name, limits.EVENTS_WAITING, self._failed)
 
     def __call__(self, what: Any) -> None:
-        self._told += 1
-        self._aside.put(what)
+        self._calls += 1
+        self._queue.put(what)
 
     def close(self) -> None:
-        broken = self._aside.over
-        unheard = self._aside.close(_WITHIN)
-        if unheard and not broken:
-            what = f"{self._name} missed {unheard:,} of {self._told:,} calls: it is too slow ({self._aside.busy:.0f} s for one)"
+        broken = self._queue.over
+        missed = self._queue.close(_WITHIN)
+        if missed and not broken:
+            what = f"{self._name} missed {missed:,} of {self._calls:,} calls: it is too slow ({self._queue.busy:.0f} s for one)"
             mutter(f"shoal: {what}; all events are in run.events")
 
     def _failed(self, error: BaseException) -> bool:
@@ -150,7 +150,7 @@ class RunFolder:
 
     def __init__(self, path: Path, job: Job, new: bool = False) -> None:
         self.path, text = path.absolute(), job.toml()
-        self._made: list[Path] = []  # parent folders that were created, innermost last
+        self._created: list[Path] = []  # parent folders that were created, innermost last
         self._lock: Lock | None = None
         self.is_new = False
         self.rescued = ""  # why the results were saved elsewhere
@@ -176,10 +176,10 @@ class RunFolder:
             raise Invalid(f"{path} has {theirs[0]} in it already: choose another folder, or remove it")
 
     @classmethod
-    def again(cls, path: Path) -> RunFolder:
+    def existing(cls, path: Path) -> RunFolder:
         """The folder of an existing run, to resume it."""
         self = cls.__new__(cls)
-        self.path, self._made, self.is_new, self.rescued = path.absolute(), [], False, ""
+        self.path, self._created, self.is_new, self.rescued = path.absolute(), [], False, ""
         try:
             self._lock = Lock(self.path, path)
         except OSError as error:
@@ -213,7 +213,7 @@ class RunFolder:
         if not os.path.lexists(path):
             return [], 0
         if not path.is_file():
-            raise Invalid(f"{path} is no file: move it away, and the run goes on without what it told")
+            raise Invalid(f"{path} is not a file: move it away, and the run goes on without its earlier events")
         try:
             with open(path, "r+b") as file:
                 file.truncate(file.read().rfind(b"\n") + 1)
@@ -224,16 +224,16 @@ class RunFolder:
     def begin_again(self, job: Job, fresh: bool) -> None:
         """Write the settings of a resumed run; ``fresh``: start over and delete its results."""
         results = ("model.safetensors", "loss.png", "topology.png", "events.jsonl", "log.txt", "best.safetensors")
-        aside = self.path / "job.toml.new"
+        draft = self.path / "job.toml.new"
         try:
-            replace_file(aside, job.toml().encode())  # if that fails, nothing has changed
+            replace_file(draft, job.toml().encode())  # if that fails, nothing has changed
             # a model stays until there is a new one
             for name in ("summary.json", *(results if fresh else ())):
                 (self.path / name).unlink(missing_ok=True)
-            os.replace(aside, self.path / "job.toml")
+            os.replace(draft, self.path / "job.toml")
         except OSError as error:
             with contextlib.suppress(OSError):
-                aside.unlink(missing_ok=True)
+                draft.unlink(missing_ok=True)
             raise Invalid(f"cannot write to {self.path}: {error.strerror}: make room, or make it writable") from None
 
     def release(self) -> None:
@@ -257,10 +257,10 @@ class RunFolder:
                     # another process was faster: use its folder
                     with contextlib.suppress(FileExistsError):
                         parent.mkdir()
-                        self._made.append(parent)
+                        self._created.append(parent)
                 if new or not self.path.exists():
                     self.path.mkdir()
-                    self._made.append(self.path)
+                    self._created.append(self.path)
                 break
             except FileNotFoundError:
                 if not again:
@@ -270,7 +270,7 @@ class RunFolder:
 
     def _unmake(self) -> None:
         with contextlib.suppress(OSError):  # a folder with others' files stays
-            for folder in reversed(self._made):
+            for folder in reversed(self._created):
                 folder.rmdir()
 
     def save(self, run: Run) -> Path:
@@ -283,7 +283,7 @@ class RunFolder:
         spare = "a temporary folder"
         try:
             spare = tempfile.gettempdir()
-            other = keep_aside(run, f"{self.path.name[:64]}-")
+            other = save_elsewhere(run, f"{self.path.name[:64]}-")
         except OSError:
             raise RunFailed(
                 f"cannot write to {self.path} ({reason}), nor to {spare}: "
@@ -298,7 +298,7 @@ class RunFolder:
             model.save(self.path / "model.safetensors")
 
 
-def keep_aside(run: Run, prefix: str) -> Path:
+def save_elsewhere(run: Run, prefix: str) -> Path:
     """Write the results to a new temporary folder; on an OSError nothing is left of it."""
     other = Path(tempfile.mkdtemp(prefix=prefix))
     try:

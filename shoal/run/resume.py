@@ -38,11 +38,11 @@ class ResumedRun:
     before: list[RunEvent] = field(repr=False)  # events before the resume
     checkpoint: tuple[Path, Manifest] | LocalCheckpoint | None = None  # None: from the beginning
     news: list[RunEvent] = field(default_factory=list)  # events to report first
-    stands: bool = False  # its servers may still run: nothing is rolled back
+    nodes_may_run: bool = False  # its servers may still run: nothing is rolled back
 
     @property
     def fresh(self) -> bool:
-        return self.checkpoint is None and not self.stands
+        return self.checkpoint is None and not self.nodes_may_run
 
 
 def open_folder(out: Path, job: Job) -> RunFolder:
@@ -50,7 +50,7 @@ def open_folder(out: Path, job: Job) -> RunFolder:
     # unlike Path's, it accepts any name
     if not os.path.isfile(out / "job.toml") or is_finished(out):
         return RunFolder(out, job)
-    folder = RunFolder.again(out)
+    folder = RunFolder.existing(out)
     try:
         if is_finished(out):
             raise Invalid(f"{out} has a run in it already: choose another folder, or remove it")
@@ -71,7 +71,7 @@ def reopen(path: Path, changes: Mapping[str, Any]) -> tuple[Job, RunFolder]:
     """The folder and job of a run to resume, with some settings changed."""
     job = job_of(path, changes)  # raises before the folder is locked
     check_further(path, Job.load(path / "job.toml"), job)
-    folder = RunFolder.again(path)
+    folder = RunFolder.existing(path)
     return job_of(path, changes), folder
 
 
@@ -86,7 +86,7 @@ def is_finished(path: Path) -> bool:
 def job_of(path: Path, changes: Mapping[str, Any] | None = None) -> Job:
     """The job of the run there with changed settings; Invalid if that makes it another run."""
     if not (path / "job.toml").is_file():
-        raise Invalid(f"{path} has no job.toml: it is no run; give the folder of one (the --out of its command)")
+        raise Invalid(f"{path} has no job.toml: it is not a run; give the folder of one (the --out of its command)")
     was = Job.load(path / "job.toml")
     now = Job.of(changed(msgspec.to_builtins(was), changes or {}))
     check_same(path, was, now)
@@ -106,15 +106,15 @@ def check_further(path: Path, was: Job, now: Job) -> None:
     try:
         events, _ = read_legible(path / "events.jsonl")
     except OSError:
-        return  # ``take_up`` reports it
+        return  # ``resume_state`` reports it
     last = next((one for one in reversed(events) if isinstance(one, Progress | Evaluated)), None)
     if last is None:
         return
     done = {"epochs": last.passes, "steps": last.steps, "seconds": last.seconds}
     for name, reached in done.items():
-        asked = getattr(now.stop, name)
-        if asked is not None and asked != getattr(was.stop, name) and reached >= asked:
-            what = f"{path} has come to {reached:g} {name} already, and stop.{name}={asked:g} is not further"
+        wanted = getattr(now.stop, name)
+        if wanted is not None and wanted != getattr(was.stop, name) and reached >= wanted:
+            what = f"{path} has come to {reached:g} {name} already, and stop.{name}={wanted:g} is not further"
             raise Invalid(f"{what}: ask for more, or begin another run")
 
 
@@ -135,7 +135,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def take_up(folder: RunFolder, was: Job, job: Job, dataset: Dataset) -> ResumedRun:
+def resume_state(folder: RunFolder, was: Job, job: Job, dataset: Dataset) -> ResumedRun:
     """The state to continue from. Changes nothing in the folder."""
     before, damaged = folder.events()
     _check_data(folder.path, before, dataset)
@@ -206,11 +206,11 @@ def _state(
     return msgspec.Raw(msgspec.json.encode(state)), news
 
 
-def go_on(folder: RunFolder, dataset: Dataset) -> ResumedRun:
+def running_state(folder: RunFolder, dataset: Dataset) -> ResumedRun:
     """Continue a run whose remote nodes may still be running, from its journal alone."""
     before, _ = folder.events()
     _check_data(folder.path, before, dataset)
-    return ResumedRun(before, stands=True)
+    return ResumedRun(before, nodes_may_run=True)
 
 
 def _check_data(path: Path, before: list[RunEvent], dataset: Dataset) -> None:

@@ -25,8 +25,8 @@ from shoal.events import Evaluated, Progress, Resumed, RolledBack, RunEvent, Sta
 from shoal.job import Job
 from shoal.limits import MB
 from shoal.run.finished import Run
-from shoal.run.folder import EventCall, EventListener, EventLog, RunFolder, keep_aside
-from shoal.run.resume import ResumedRun, finished, go_on, open_folder, reopen, take_up
+from shoal.run.folder import EventCall, EventListener, EventLog, RunFolder, save_elsewhere
+from shoal.run.resume import ResumedRun, finished, open_folder, reopen, resume_state, running_state
 from shoal.settings import changed
 from shoal.signals import deferred
 from shoal.timing import Timing, timing_from
@@ -109,7 +109,7 @@ def train(
     folder: Path | RunFolder | None = None if out is None else Path(out)
     if resume is not None:
         if data is not None or out is not None:
-            raise Invalid("resume goes on with a run as its folder has it: leave data and out away")
+            raise Invalid("resume continues the run in its folder, with its data: leave out data and out")
         if (ended := finished(Path(resume), changes)) is not None:
             return ended
         job, folder = reopen(Path(resume), changes)
@@ -151,7 +151,7 @@ def _interrupted(error: KeyboardInterrupt) -> None:
         return  # it had not begun
     if run.folder is None:
         with contextlib.suppress(OSError):  # no room: it is still in memory
-            run.folder = keep_aside(run, f"shoal-{run.summary['data'][:64]}-interrupted-")
+            run.folder = save_elsewhere(run, f"shoal-{run.summary['data'][:64]}-interrupted-")
     where = "" if run.folder is None else f", and in {run.folder}"
     # KeyboardInterrupt itself: Python and the shell recognise Ctrl-C only by that class.
     error.args = (f"what was learned so far is the error's .run (sys.last_value.run, if nobody caught it){where}",)
@@ -164,13 +164,13 @@ def execute(
     progress: Callable[[str], None] | None = None,
     started: Callable[[Any], None] | None = None,
     launcher: Launcher | None = None,
-    stands: bool = False,
+    nodes_may_run: bool = False,
 ) -> Run:
     """Run a job to its end.
 
     ``started`` is called with the running run, to add or drain workers. ``launcher`` makes the
-    cluster if the job does not say where the nodes are. ``stands``: nodes of an earlier process
-    may still run.
+    cluster if the job does not say where the nodes are. ``nodes_may_run``: nodes of an earlier
+    process may still run.
 
     A run that fails raises RunFailed, and its last evaluated model is saved. An interrupted run
     (Ctrl-C) raises KeyboardInterrupt, and its model is evaluated and saved. In all cases everything
@@ -182,7 +182,7 @@ def execute(
 
     say: Callable[[str], None] = progress or (lambda what: None)
     folder = open_folder(out, job) if isinstance(out, Path) else out
-    taken: ResumedRun | None = None
+    state: ResumedRun | None = None
     log: EventLog | None = None
     try:
         check_listening(job)  # before slow steps
@@ -194,17 +194,17 @@ def execute(
         _check_room(learner, dataset)
         if folder is not None and not folder.is_new:
             was = Job.load(folder.path / "job.toml")
-            taken = go_on(folder, dataset) if stands else take_up(folder, was, job, dataset)
-            if taken.checkpoint is not None:
-                check_same(learner, taken.checkpoint)
-        log = EventLog(folder, on_event, () if taken is None else taken.before, job.verbosity)
+            state = running_state(folder, dataset) if nodes_may_run else resume_state(folder, was, job, dataset)
+            if state.checkpoint is not None:
+                check_same(learner, state.checkpoint)
+        log = EventLog(folder, on_event, () if state is None else state.before, job.verbosity)
         path = None if folder is None else folder.path
         begin = (
-            partial(folder.begin_again, job, taken.fresh) if folder is not None and taken is not None else lambda: None
+            partial(folder.begin_again, job, state.fresh) if folder is not None and state is not None else lambda: None
         )
-        start = RunStart(job, dataset, log, path, None if taken is None else taken.checkpoint, launcher)
-        training = underway(start, begin)
-        for event in () if taken is None else taken.news:
+        start = RunStart(job, dataset, log, path, None if state is None else state.checkpoint, launcher)
+        training = make_run(start, begin)
+        for event in () if state is None else state.news:
             log(event)
     except BaseException:
         if log is not None:
@@ -305,7 +305,7 @@ def _check_room(learner: Learner, dataset: Dataset) -> None:
     free, needed = int(psutil.virtual_memory().available), WHOLE_MODELS * 4 * learner.keys * learner.width
     if needed > free:
         raise Invalid(
-            f"{dataset.name} has {dataset.features:,} features, and to judge and keep a model of them takes "
+            f"{dataset.name} has {dataset.features:,} features, and to evaluate and save a model of them takes "
             f"{needed // MB:,} MB, and {free // MB:,} MB are free: hash the ids to fewer (--set data.hash_bits=20)"
         )
 
@@ -398,7 +398,7 @@ def _spent(events: Sequence[RunEvent]) -> dict[str, float]:
     return {kind: round(seconds / whole, 4) for kind, seconds in total.items()} if whole else {}
 
 
-def underway(start: RunStart, begin: Callable[[], None] = lambda: None) -> RunHandle:
+def make_run(start: RunStart, begin: Callable[[], None] = lambda: None) -> RunHandle:
     """The run, not started; ``begin`` is called after all checks, before any write."""
     from shoal.strategies.averaging.mpi import check_alone, check_mpi
 

@@ -2,7 +2,7 @@
 
 A server runs inside ``DrainableServer``, as in production. A server that restarts is empty and
 keeps its name; one that the coordinator refuses is restarted by its supervisor. The coordinator
-restarts with what its disk kept of its journal.
+restarts with the journal that survived on its disk.
 
 Copies protect a segment while one member of its current set survives. So ``may_lose`` forbids a
 crash that takes the last one, unless the plan goes beyond that.
@@ -48,7 +48,7 @@ class SimulatedCluster:
         self.disk = world.disk = SimulatedDisk(plan.seed)
         self._drifts = {fault.who: fault for fault in plan.faults if fault.kind == "drift"}
         self._lives = 0
-        self._looked, self._whole = (0, -1), False
+        self._checked, self._complete = (0, -1), False
         world.track(Shrink)
         self.coordinators: list[Coordinator] = []  # all lives, the last one is the present
         self.servers: dict[str, Server] = {}  # the present life of each
@@ -70,7 +70,7 @@ class SimulatedCluster:
 
     def restart(self, name: str) -> None:
         if name == COORDINATOR:
-            self.coordinators.append(self._coordinator(self.world.written(COORDINATOR)))
+            self.coordinators.append(self._coordinator(self.world.durable_records(COORDINATOR)))
             self.add(self.coordinator)
             return
         if name in self.servers:
@@ -168,22 +168,22 @@ class SimulatedCluster:
             shrunk = self._shrunk(roster)
             for table in roster.tables.values():
                 for segment, place in enumerate(table.places):
-                    given = self._is_given(name, table, segment)
-                    if not (given or name in place.servers):
+                    takes_over = self._has_taken_over(name, table, segment)
+                    if not (takes_over or name in place.servers):
                         continue
-                    out = {name, place.instead if given else name, *self._let_go(name, roster, place)}
+                    out = {name, place.instead if takes_over else name, *self._releasable(name, roster, place)}
                     others = (one for one in place.servers if one not in out and (place.servers[0], one) not in shrunk)
-                    if not any(self._holds(roster, other) and self._is_heard(other) for other in others):
+                    if not any(self._is_member(roster, other) and self._is_reachable(other) for other in others):
                         return False
         return True
 
-    def _let_go(self, name: str, roster: Roster, place: Replicas) -> Iterator[str]:
+    def _releasable(self, name: str, roster: Roster, place: Replicas) -> Iterator[str]:
         """Members of a set that are leaving, and that may be released because this server answered.
 
-        If no server can replace them, the set shrinks as soon as a member that stays has been
-        heard since it learned that they leave. That news is some moments old when the set shrinks:
-        if the member dies in these moments, the last copy is lost. No protocol avoids this moment,
-        so copies do not protect from it.
+        If no server can replace them, the set shrinks once a member that stays has sent a message
+        after it learned that they leave. That message is a moment old when the set shrinks: if the
+        member dies in that moment, the last copy is lost. No protocol avoids this, so copies do not
+        protect from it.
         """
         server = self.servers.get(name)
         free = any(one not in place.servers and not roster.members[one].suspected for one in roster.staying())
@@ -203,28 +203,27 @@ class SimulatedCluster:
         lives = {name: person.member.incarnation for name, person in roster.members.items()}
         return {
             (sender, shrink.server)
-            for sender, _, shrink in self.world.under_way(Shrink)
+            for sender, _, shrink in self.world.in_flight(Shrink)
             if lives.get(sender) == shrink.incarnation and lives.get(shrink.server) == shrink.theirs
         }
 
-    def _is_given(self, name: str, table: TablePlaces, segment: int) -> bool:
-        """Whether it has all of a segment that it takes over; the report may be in flight."""
+    def _has_taken_over(self, name: str, table: TablePlaces, segment: int) -> bool:
+        """Whether it has a complete segment to take over; the report may be in flight."""
         place = table.places[segment]
-        table_server = self.table_server(name, table.number) if place.instead and place.filling == name else None
-        return table_server is not None and any(
-            segment in backup.segments or segment in backup._complete
-            for backup in table_server.backups.by_primary.values()
-        )
+        replaces = place.instead and place.filling == name
+        table_server = self.table_server(name, table.number) if replaces else None
+        backups = () if table_server is None else table_server.backups.by_primary.values()
+        return any(segment in backup.segments or segment in backup._complete for backup in backups)
 
     def may_silence(self, name: str) -> bool:
-        """Whether it may be silent long enough to be lost; the last of all its sets may."""
+        """Whether it may be silent until it is removed; the only member of all its sets may."""
         if self.plan.beyond or self.plan.copies == 1 or name not in self.servers:
             return True
         sets = [place.servers for table in self.tables() for place in table.places if name in place.servers]
         return all(one == [name] for one in sets) or self.may_lose(name)
 
-    def _is_heard(self, name: str) -> bool:
-        """Whether the coordinator can hear it, so that it is not removed for silence."""
+    def _is_reachable(self, name: str) -> bool:
+        """Whether the coordinator receives its messages, so that it is not removed as silent."""
         world, weather = self.world, self.world.weather
         if world.hosts[name].paused_until > world.now or weather.clogs.get(name, 0) > world.now:
             return False
@@ -240,52 +239,52 @@ class SimulatedCluster:
         journal = self.world.journals.get(COORDINATOR)
         if journal is not None:
             writing = list(journal.writing)
-            for kept in range(len(writing) + 1):
-                yield Coordinator(copies=self.plan.copies, journal=journal.durable + writing[:kept]).roster
+            for survived in range(len(writing) + 1):
+                yield Coordinator(copies=self.plan.copies, journal=journal.durable + writing[:survived]).roster
 
-    def _holds(self, roster: Roster, name: str) -> bool:
+    def _is_member(self, roster: Roster, name: str) -> bool:
         if name not in self.world.hosts or name in self.world.twins:
             return False
         member = self.servers[name].member
         return name in roster.members and roster.members[name].member.incarnation == member.incarnation
 
-    def all_here(self) -> bool:
-        roster = self.coordinator.roster
-        return all(self._holds(roster, name) for name in self.servers) and len(roster.servers()) == len(self.servers)
+    def all_joined(self) -> bool:
+        roster, servers = self.coordinator.roster, self.servers
+        return all(self._is_member(roster, name) for name in servers) and len(roster.servers()) == len(servers)
 
-    def all_know(self) -> bool:
+    def all_have_newest_view(self) -> bool:
         newest = self.coordinator.roster.number
         return all(server.member.active_view == newest for server in self.servers.values())
 
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all servers are members and every segment has all its copies."""
         roster = self.coordinator.roster
-        if not self.all_here():
+        if not self.all_joined():
             return False
-        if self._looked != (roster.term, roster.number):
-            self._looked, most = (roster.term, roster.number), min(self.plan.copies, len(self.servers))
+        if self._checked != (roster.term, roster.number):
+            self._checked, most = (roster.term, roster.number), min(self.plan.copies, len(self.servers))
             places = [place for table in self.tables() for place in table.places]
-            self._whole = all(len(place.servers) >= most and not place.filling for place in places)
-        return self._whole
+            self._complete = all(len(place.servers) >= most and not place.filling for place in places)
+        return self._complete
 
     def table_server(self, server: str, table: int) -> TableServer | None:
         return self.servers[server].tables.get(table) if server in self.servers else None
 
-    def part(self, server: str, table: int, segment: int) -> SegmentState | None:
+    def segment_state(self, server: str, table: int, segment: int) -> SegmentState | None:
         table_server = self.table_server(server, table)
         if table_server is None:
             return None
-        parts = [table_server.primary, *(backup.state for backup in table_server.backups.by_primary.values())]
-        return next((part for part in parts if part is not None and segment in part.segments), None)
+        states = [table_server.primary, *(backup.state for backup in table_server.backups.by_primary.values())]
+        return next((state for state in states if state is not None and segment in state.segments), None)
 
-    def part_from(self, server: str, table: int, start: int) -> tuple[SegmentState, int] | None:
+    def state_from(self, server: str, table: int, start: int) -> tuple[SegmentState, int] | None:
         """The copy of the segment that begins with this key, and its number."""
         table_server = self.table_server(server, table)
         if table_server is None or start not in table_server.placed.starts:
             return None
         segment = table_server.placed.starts.index(start)
-        part = self.part(server, table, segment)
-        return None if part is None else (part, segment)
+        state = self.segment_state(server, table, segment)
+        return None if state is None else (state, segment)
 
 
 def close_coroutines(workers: list[Worker]) -> None:
@@ -301,7 +300,7 @@ def client_counts(workers: list[Worker]) -> Iterator[dict[str, int]]:
 
 
 def calls_of(worker: Worker) -> list[str]:
-    return [repr(op.task) for op in dict.fromkeys(worker.client.dispatcher.running.values())] or ["nothing under way"]
+    return [repr(op.task) for op in dict.fromkeys(worker.client.dispatcher.running.values())] or ["no call in flight"]
 
 
 async def servers_joined(worker: Worker, servers: int) -> None:

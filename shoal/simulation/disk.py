@@ -117,7 +117,7 @@ class SimulatedDisk(Disk):
         if file is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         if not isinstance(file, _SimulatedFile):
-            raise OSError(errno.EINVAL, "it is no plain file")
+            raise OSError(errno.EINVAL, "it is not a plain file")
         found = bytearray(file.cached)
         if path in self.flips and found:
             bit = self.flips[path] % (8 * len(found))

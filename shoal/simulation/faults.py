@@ -57,7 +57,7 @@ class Fault(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
 
 class SeedPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """What the plans of all scenarios have."""
+    """The fields of every plan."""
 
     of: ClassVar[str] = "store"  # the scenario that runs it
     seed: int
@@ -72,7 +72,7 @@ class SeedPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tru
         try:
             plan = _literal(ast.parse(text.strip(), mode="eval").body)
             if not isinstance(plan, cls):
-                raise ValueError(f"that is no {cls.__name__}(...)")
+                raise ValueError(f"it is not a {cls.__name__}(...)")
             plan.check()
         except (SyntaxError, TypeError, RecursionError, msgspec.MsgspecError) as error:
             raise ValueError(str(error)) from None
@@ -87,7 +87,7 @@ class SeedPlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tru
         return Timing(scale=self.scale).intervals()
 
     def __str__(self) -> str:
-        """What is not the default, and the faults."""
+        """The fields that differ from their defaults, and the faults."""
         facts = [
             f"{field.name} {getattr(self, field.name)}"
             for field in msgspec.structs.fields(self)
@@ -153,7 +153,7 @@ class FaultPlan(SeedPlan, frozen=True, kw_only=True, repr_omit_defaults=True):
             raise ValueError(f"max_delay={delay!r}: needs a number of steps, None or 'auto'")
         SeedPlan.check(msgspec.structs.replace(self, max_delay=None))
         if not 1 <= self.copies <= self.servers or self.workers < 1 or self.slots < 1:
-            raise ValueError("it needs a server, a worker and a slot at least, and no more copies than servers")
+            raise ValueError("it needs at least one server, worker and slot, and no more copies than servers")
 
     @property
     def timing(self) -> TimingSettings:
@@ -237,7 +237,7 @@ def _straggler(plan: FaultPlan, random: Random, name: str) -> Fault:
 
 
 def times(plan: FaultPlan, random: Random, counts: list[int]) -> Iterator[int]:
-    """Draws each time when it is asked for, after all of the fault before it."""
+    """Draws each time lazily, after all draws of the fault before it."""
     for _ in range(random.choice(counts)):
         yield random.randrange(plan.lasts)
 
@@ -542,7 +542,7 @@ class Stragglers:
     def heal(self) -> None:
         self._faults.clear()
 
-    def takes(self, worker: str, nanoseconds: int) -> int:
+    def duration(self, worker: str, nanoseconds: int) -> int:
         """The duration of a computation, from that without faults.
 
         Of several faults the worst counts: all of them together would stretch a slot to minutes.

@@ -130,15 +130,15 @@ def _faults(plan: GossipPlan, trouble: str, random: Random) -> list[Fault]:
 
 
 def _with_home(plan: GossipPlan, random: Random) -> GossipPlan:
-    """Faults of the controller, drawn apart so that they reshuffle nothing else."""
+    """Faults of the controller, drawn separately so that other draws do not change."""
     trouble, at, faults = random.random(), random.randrange(plan.lasts), list(plan.faults)
     if plan.dying and random.random() < 0.3:  # its reports of losses are lost
         faults.append(Fault("loss", rate=random.choice([0.1, 0.3])))
     if trouble < 0.15:
         faults.append(Fault("pause", at, random.choice([100, 1_000, 4_000]), HOME))
     elif trouble < 0.3:
-        who, told = name_of(random.randrange(plan.nodes)), random.random() < 0.5
-        sender, to = (HOME, who) if told else (who, HOME)
+        who, from_home = name_of(random.randrange(plan.nodes)), random.random() < 0.5
+        sender, to = (HOME, who) if from_home else (who, HOME)
         faults.append(Fault("cut", at, random.choice([300, 3_000]), sender, (to,), how="out"))
     left = random.choice([0.05, 0.5]) if 0.3 <= trouble < 0.4 else None
     return replace(plan, faults=tuple(faults), left=left)
@@ -168,11 +168,11 @@ class SimulatedGossipModel(GossipModel):
         self.adds: list[tuple[Floats, float]] = []
         self.steps: list[Floats] = []
         self.slots: list[int] = []
-        self._kept = np.zeros(start.size, np.float32)
+        self._gradient = np.zeros(start.size, np.float32)
 
     def gradient(self, slot: int) -> tuple[float, int]:
         self.slots.append(slot)
-        self._kept = self.weights - pull_of(slot, self.size)
+        self._gradient = self.weights - pull_of(slot, self.size)
         return 1.0, 1
 
     def mix(self, own: float, parts: Sequence[tuple[float, Floats]]) -> None:
@@ -185,7 +185,7 @@ class SimulatedGossipModel(GossipModel):
 
     def step(self, scale: float = 1.0) -> None:
         before = self.weights
-        self.slab[:, 0] -= np.float32(scale) * self._step * self._kept
+        self.slab[:, 0] -= np.float32(scale) * self._step * self._gradient
         change = self.weights - before
         self.steps.append(change)
         self.moved += change
@@ -205,7 +205,7 @@ class GossipDriver:
         self.rounds: dict[int, int] = {}
         self.dealt: dict[int, dict[str, list[int]]] = {}
         self.slabs: dict[int, dict[str, Floats]] = {}
-        self.kept: dict[str, list[int]] = {}  # slots of lost workers that stay counted
+        self.counted_lost: dict[str, list[int]] = {}  # slots of lost workers that stay counted
         names = [name_of(node) for node in range(plan.nodes)]
         self.every = plan.rounds * plan.nodes  # slots between evaluations
         self.total = plan.legs * self.every
@@ -233,13 +233,13 @@ class GossipDriver:
     def ended(self, name: str) -> None:
         self._ended.append(name)
         if not self._pausing:
-            self.look()
+            self.after_event()
 
-    def look(self) -> None:
+    def after_event(self) -> None:
         """Run after each event of the controller, as after a turn of its loop."""
         controller = self.controller
-        fresh = controller.fresh()
-        self.done, self.rows, self.loss = self.done + fresh.slots, self.rows + fresh.rows, self.loss + fresh.loss
+        new = controller.take_progress()
+        self.done, self.rows, self.loss = self.done + new.slots, self.rows + new.rows, self.loss + new.loss
         while self._ended and not self._pausing:
             self._lose(self._ended.popleft())
         for name, one in controller.states.items():
@@ -267,7 +267,7 @@ class GossipDriver:
         self._pausing = False
         room = min(self.every - self.done % self.every, self.total - self.done)
         self._set_off(self.controller.next_leg(self._now(), room, self.plan.left))
-        self.look()
+        self.after_event()
 
     def _set_off(self, effects: list[Effect]) -> None:
         home, graph = self.controller, self.controller.graph
@@ -279,7 +279,7 @@ class GossipDriver:
         home = self.controller
         done = home.states[name].done if name in home.states else 0
         kept = [slot for leg, dealt in self.dealt.items() if leg < home.leg for slot in dealt.get(name, [])]
-        self.kept[name] = kept + self.dealt[home.leg].get(name, [])[:done]
+        self.counted_lost[name] = kept + self.dealt[home.leg].get(name, [])[:done]
         if (loss := home.lose(self._now(), name)) is not None:
             self.world.carry_out(HOME, loss[2])
 
@@ -290,7 +290,7 @@ class GossipDriver:
 CLOSE = 1e-4  # of numbers of size 1, after hundreds of roundings
 
 
-def _apart(a: Floats | Doubles, b: Floats | Doubles) -> float:
+def _error(a: Floats | Doubles, b: Floats | Doubles) -> float:
     """The distance: absolute for numbers up to 1, relative above."""
     return float(np.max(np.abs(a.astype(np.float64) - b), initial=0.0) / max(1.0, np.max(np.abs(b), initial=0.0)))
 
@@ -302,7 +302,7 @@ class RoundChecker:
     models: dict[str, SimulatedGossipModel]
     violations: Violations = field(default_factory=Violations)
     # leg, round, worker: its model
-    said: dict[tuple[int, int, str], Floats] = field(default_factory=dict)
+    sent: dict[tuple[int, int, str], Floats] = field(default_factory=dict)
     weights: dict[tuple[int, int, str], float] = field(default_factory=dict)
     # its inputs of each round by sender
     flows: dict[tuple[int, int, str], Doubles] = field(default_factory=dict)
@@ -313,15 +313,15 @@ class RoundChecker:
     def directed(self) -> bool:
         return self.driver.controller.graph.directed
 
-    def see(self, name: str) -> None:
-        part, model = self.nodes[name].part, self.models[name]
+    def check(self, name: str) -> None:
+        part, model = self.nodes[name].mixer, self.models[name]
         assert isinstance(part, Synchronous)
-        found = {(part.leg, number): (said.model, said.weight) for number, said in part._said.items()}
+        found = {(part.leg, number): (offer.model, offer.weight) for number, offer in part._own_offers.items()}
         if part.leg and part.is_over and not part._settling:
             found[part.leg, part.round] = model.weights, part.weight
         for leg, number in sorted(found):
-            if (leg, number, name) not in self.said:
-                self.said[leg, number, name] = found[leg, number][0].copy()
+            if (leg, number, name) not in self.sent:
+                self.sent[leg, number, name] = found[leg, number][0].copy()
                 self.weights[leg, number, name] = found[leg, number][1]
                 if number:
                     self._round(leg, number - 1, name)
@@ -332,41 +332,41 @@ class RoundChecker:
     def _round(self, leg: int, number: int, name: str) -> None:
         """Check a worker from the beginning of a round to that of the next."""
         model, matrix, me = self.models[name], self.driver.matrices[leg], node_of(name)
-        before, after = self.said[leg, number, name].astype(np.float64), self.said[leg, number + 1, name]
+        before, after = self.sent[leg, number, name].astype(np.float64), self.sent[leg, number + 1, name]
         own, parts = model.mixes.pop(0) if model.mixes else (1.0, [])
         step = np.zeros(before.size)
         if number < len(self.driver.dealt[leg].get(name, [])):
             if not model.steps:
-                self._broken(leg, number, name, "learned nothing, and had a slot")
+                self._broken(leg, number, name, "learned nothing although it had a slot")
                 return
             step += model.steps.pop(0)
         self.steps[leg, number, name] = step
         heard = [name_of(int(other)) for other in np.flatnonzero(matrix[me]) if other != me]
         expected, used = own * before, list[str]()
         for weight, values in parts:
-            sender = self._who_said(leg, number, values, [one for one in heard if one not in used])
+            sender = self._sender_of(leg, number, values, [one for one in heard if one not in used])
             if not sender:
-                self._broken(leg, number, name, "took what no neighbour said at the beginning of this round")
+                self._broken(leg, number, name, "used a model that no neighbour sent in this round")
                 return
             used.append(sender)
             expected += weight * values.astype(np.float64)
             self.flows[leg, number, name + "/" + sender] = weight * (values.astype(np.float64) - before)
         if missing := [one for one in heard if one not in used and one not in self.dead]:
-            self._broken(leg, number, name, f"went on without {missing[0]}, who lives")
-        if _apart(after, expected + step) > CLOSE:
-            self._broken(leg, number, name, f"is {_apart(after, expected + step):g} off the mean and the step")
+            self._broken(leg, number, name, f"did not wait for {missing[0]}, which is alive")
+        if (error := _error(after, expected + step)) > CLOSE:
+            self._broken(leg, number, name, f"differs by {error:g} from the mean plus the step")
         if self.directed:
             self._shares(leg, number, name, dict(zip(used, (weight for weight, _ in parts), strict=True)))
         else:
             wanted = {one: float(matrix[me, node_of(one)]) for one in used}
             wrong = [one for one, (weight, _) in zip(used, parts, strict=True) if abs(weight - wanted[one]) > 1e-12]
             if wrong or abs(own + sum(wanted.values()) - 1) > 1e-9:
-                self._broken(leg, number, name, f"took other weights than the leg's: {own:g} of its own")
+                self._broken(leg, number, name, f"used other mixing weights than the leg's: {own:g} for itself")
 
-    def _who_said(self, leg: int, number: int, values: Floats, among: list[str]) -> str:
+    def _sender_of(self, leg: int, number: int, values: Floats, among: list[str]) -> str:
         # agreeing workers have equal values
         among = sorted(among, key=lambda one: one in self.dead)
-        return next((one for one in among if np.array_equal(self.said.get((leg, number, one), ()), values)), "")
+        return next((one for one in among if np.array_equal(self.sent.get((leg, number, one), ()), values)), "")
 
     def _shares(self, leg: int, number: int, name: str, used: dict[str, float]) -> None:
         """Push-sum: the new weight is the kept share plus the received ones."""
@@ -378,17 +378,17 @@ class RoundChecker:
         if not matrix[me, me] - 1e-9 <= kept <= matrix[me, me] + back + 1e-9:
             self._broken(leg, number, name, f"kept {kept:g} of its weight")
         if wrong := [one for one, share in used.items() if abs(share * has - came[one]) > 1e-9]:
-            self._broken(leg, number, name, f"took another share of {wrong[0]} than it was given")
+            self._broken(leg, number, name, f"used another share of {wrong[0]} than it received")
 
     def end(self) -> None:
-        """The sum over the living has changed only by steps and by what the dead took part in."""
+        """The sum over living workers changes only by steps and by exchanges with dead ones."""
         living = [name for name in self.nodes if name not in self.dead]
         for leg in self.driver.matrices if not self.directed else []:
             for number in range(self.driver.rounds[leg]):
                 change = np.zeros(self.driver.plan.size)
                 for name in living:
-                    if (leg, number + 1, name) in self.said:
-                        change += self.said[leg, number + 1, name].astype(np.float64) - self.said[leg, number, name]
+                    if (leg, number + 1, name) in self.sent:
+                        change += self.sent[leg, number + 1, name].astype(np.float64) - self.sent[leg, number, name]
                     change -= self.steps.get((leg, number, name), 0.0)
                     for dead in self.dead:
                         change -= self.flows.get((leg, number, f"{name}/{dead}"), 0.0)
@@ -400,30 +400,30 @@ class RoundChecker:
             self._product()
 
     def _counted(self, name: str) -> None:
-        """Of a neighbour that died in a leg, our half of the last exchange is counted as lost."""
+        """Our half of the last exchange with a neighbour that died in a leg is counted as lost."""
         node, lost = self.nodes[name], 0.0
-        for dead, leg in node._gone.items():
+        for dead, leg in node._lost_in.items():
             last = max((key[1] for key in self.flows if key[0] == leg and key[2] == f"{name}/{dead}"), default=None)
             if last is not None and not self.directed:
                 lost += float(np.linalg.norm(self.flows[leg, last, f"{name}/{dead}"]))
-        if node.part.lost < lost - CLOSE:
-            self.violations.add("I10 lost", f"{name} lost up to {lost:g} and counts {node.part.lost:g}")
+        if node.mixer.lost < lost - CLOSE:
+            self.violations.add("I10 lost", f"{name} may have lost {lost:g}, but counts {node.mixer.lost:g}")
 
     def _product(self) -> None:
         """Without losses, models follow the matrix, and push-sum's weights add up."""
         if self.directed:
-            total = sum(node.part.weight for node in self.nodes.values() if isinstance(node.part, Synchronous))
+            total = sum(node.mixer.weight for node in self.nodes.values() if isinstance(node.mixer, Synchronous))
             if abs(total - len(self.nodes)) > 1e-9:
                 self.violations.add("I10 conservation", f"the weights add up to {total:.12g}")
         if self.driver.plan.learns or self.directed:
             return
-        now = np.stack([self.said[1, 0, name].astype(np.float64) for name in self.nodes])
+        now = np.stack([self.sent[1, 0, name].astype(np.float64) for name in self.nodes])
         for leg, matrix in self.driver.matrices.items():
             for _ in range(self.driver.rounds[leg]):
                 now = matrix @ now
             shown = np.stack([self.driver.slabs[leg][name] for name in self.nodes])
-            if (apart := _apart(shown, now)) > CLOSE:
-                self.violations.add("I10 product", f"leg {leg}: {apart:g} from what the matrix makes of it")
+            if (error := _error(shown, now)) > CLOSE:
+                self.violations.add("I10 product", f"leg {leg}: models differ by {error:g} from the matrix product")
 
     def _broken(self, leg: int, number: int, name: str, what: str) -> None:
         self.violations.add("I10 conservation", f"{name}, leg {leg}, round {number}: {what}")
@@ -435,7 +435,7 @@ class HalfMeeting:
 
     who: str
     moved: Floats
-    asker: str = ""  # once it is known
+    other: str = ""  # once it is known
 
 
 @dataclass
@@ -460,22 +460,22 @@ class MeetingChecker:
             total -= half.moved
         return total
 
-    def see(self, name: str) -> None:
+    def check(self, name: str) -> None:
         """Checks after an event at this worker; others may have computed meanwhile."""
         for who, model in self.models.items():
             for moved, times in model.adds:
                 self._moved(who, moved, times)
             model.adds.clear()
-        part = self.nodes[name].part
+        part = self.nodes[name].mixer
         assert isinstance(part, Pairwise)
         for half in self.halves:
-            if half.who == name and not half.asker:
-                half.asker = next((a for a, (_, d) in part.answered.items() if d is not None and half.moved is d), "")
+            if half.who == name and not half.other:
+                half.other = next((a for a, (_, d) in part.answered.items() if d is not None and half.moved is d), "")
         shown = self.driver.slabs.get(part.leg, {}).get(name) if part.frozen else None
         if shown is not None and not np.array_equal(shown, self.models[name].weights):
-            self.violations.add("I10 conservation", f"{name} moved after it had shown its model")
-        if (apart := _apart(self._total(), self.base)) > CLOSE:
-            self.violations.add("I10 conservation", f"after an event at {name} the sum is {apart:g} off")
+            self.violations.add("I10 conservation", f"{name} changed its model after it had sent it")
+        if (error := _error(self._total(), self.base)) > CLOSE:
+            self.violations.add("I10 conservation", f"after an event at {name} the sum is {error:g} off")
 
     def _moved(self, who: str, moved: Floats, times: float) -> None:
         if not moved.any():  # of two that agree: a half like any other, and no loss
@@ -485,34 +485,34 @@ class MeetingChecker:
             return
         # the last one: that of a dead worker may be equal
         for i, half in reversed(list(enumerate(self.halves))):
-            if half.asker in ("", who) and np.array_equal(half.moved, moved):
+            if half.other in ("", who) and np.array_equal(half.moved, moved):
                 del self.halves[i]
                 return
-        self.violations.add("I10 conservation", f"{who} moved by what nobody has moved by")
+        self.violations.add("I10 conservation", f"{who} moved by a difference that no other worker moved by")
 
     def crash(self, name: str) -> None:
         self.base = self.base - (self.models[name].weights.astype(np.float64) - self.models[name].moved)
         self.dead.append(name)
 
     def end(self) -> None:
-        """At the end meetings are settled, losses counted, and models of one moment."""
+        """At the end all meetings are settled, losses counted, and models taken at one moment."""
         for half in self.halves:
             if half.who in self.dead:
                 continue
             # A move towards a worker that was gone already was counted as lost at once.
-            was_gone = not half.asker and bool(self.dead)
-            if not was_gone and half.asker not in self.dead:
-                self.violations.add("I10 conservation", f"{half.who} moved towards {half.asker}, who never moved")
-            elif (was_gone or half.asker in self.nodes[half.who]._gone) and not self.nodes[half.who].queue.is_at_work:
-                counted, size = self.nodes[half.who].part.lost, float(np.linalg.norm(half.moved))
+            was_gone, node = not half.other and bool(self.dead), self.nodes[half.who]
+            if not was_gone and half.other not in self.dead:
+                self.violations.add("I10 conservation", f"{half.who} moved towards {half.other}, which never moved")
+            elif (was_gone or half.other in node._lost_in) and not node.queue.is_at_work:
+                counted, size = node.mixer.lost, float(np.linalg.norm(half.moved))
                 if counted < size - CLOSE:
-                    what = f"{half.who} lost {size:g} with {half.asker or 'one that was gone'} and counts {counted:g}"
+                    what = f"{half.who} lost {size:g} with {half.other or 'a lost worker'}, but counts {counted:g}"
                     self.violations.add("I10 lost", what)
         if self.dead:
             return
         shown = np.sum(list(self.driver.slabs[max(self.driver.slabs)].values()), axis=0, dtype=np.float64)
-        if _apart(shown - np.sum([model.moved for model in self.models.values()], axis=0), self.base) > CLOSE:
-            self.violations.add("I10 conservation", "what was shown at the end is not of one moment")
+        if _error(shown - np.sum([model.moved for model in self.models.values()], axis=0), self.base) > CLOSE:
+            self.violations.add("I10 conservation", "the models at the end are not of one moment")
 
 
 MOST_EVENTS = 100_000
@@ -546,9 +546,9 @@ class GossipScenario:
         }
         self.checker = (RoundChecker if plan.mode == "sync" else MeetingChecker)(self.driver, self.nodes, self.models)
         self.nemesis = Nemesis(self.world, plan, self)
-        self._words: Counter[str] = Counter()
-        self._asked: set[tuple[str, int]] = set()
-        self.world.watch(self._says, Offer, Reached, Meet, MeetReply)
+        self._sent: Counter[str] = Counter()
+        self._requested: set[tuple[str, int]] = set()
+        self.world.watch(self._on_message, Offer, Reached, Meet, MeetReply)
 
     def verdict(self) -> Verdict:
         with mock.patch.object(compute_queue, "_IN_ONE_GO", 1):  # no round goes by unseen
@@ -574,11 +574,11 @@ class GossipScenario:
                 return [*self.checker.violations[:3], Violation("I13 live", self._stuck())]
         if not self.checker.violations:
             self.checker.end()
-        violations = Violations([*self.checker.violations, *self._slots(), *self._nearer(first)])
+        violations = Violations([*self.checker.violations, *self._slots(), *self._converged(first)])
         violations += [Violation("raised", error) for error in self.driver.errors]
         if len(set(self.driver.ready)) < len(self.driver.ready):
             violations.add("I1 joined", f"a worker was ready more than once: {self.driver.ready}")
-        self.counts["lost with the dead, and counted"] += any(node.part.lost > 0 for node in self.nodes.values())
+        self.counts["lost with the dead, and counted"] += any(node.mixer.lost > 0 for node in self.nodes.values())
         self.counts["a graph fell apart"] += len(self.driver.controller.graph.parts) > 1
         return violations
 
@@ -588,13 +588,13 @@ class GossipScenario:
         )
 
     def _stuck(self) -> str:
-        told = [
-            f"{name} in round {node.part.round} of leg {node.part.leg}"
-            + (" rests" if node.rests else f" waits for {', '.join(node.part.lacking()) or 'nobody'}")
+        states = [
+            f"{name} in round {node.mixer.round} of leg {node.mixer.leg}"
+            + (" rests" if node.is_resting else f" waits for {', '.join(node.mixer.lacking()) or 'nobody'}")
             for name, node in self.nodes.items()
             if name not in self.checker.dead
         ]
-        return f"not over {LIVE_WITHIN // SECOND} s after all was healed: leg {self.driver.controller.leg}; {'; '.join(told)}"
+        return f"not over {LIVE_WITHIN // SECOND} s after the last fault: leg {self.driver.controller.leg}; {'; '.join(states)}"
 
     def _slots(self) -> list[Violation]:
         """Each slot was learned by the worker that got it, and is counted once."""
@@ -602,33 +602,33 @@ class GossipScenario:
         for name, model in self.models.items():
             dealt = [slot for leg in driver.dealt.values() for slot in leg.get(name, [])]
             if model.slots != (dealt if name not in self.checker.dead else dealt[: len(model.slots)]):
-                violations.add("I1 slots", f"{name} was dealt {dealt} and learned {model.slots}")
-            counted += driver.kept.get(name, dealt)
+                violations.add("I1 slots", f"{name} was assigned {dealt}, but learned {model.slots}")
+            counted += driver.counted_lost.get(name, dealt)
         if len(set(counted)) < len(counted):
             twice = next(slot for slot, count in Counter(counted).items() if count > 1)
             violations.add("I1 slots", f"slot {twice} is counted more than once")
         if not len(counted) == driver.done == driver.rows == driver.total or abs(driver.loss - driver.done) > 1e-6:
-            told = f"{driver.done} slots of {driver.total} are counted, {driver.rows} rows, a loss of {driver.loss:g}"
-            violations.add("I1 slots", f"{told}; {len(counted)} were dealt and are kept")
+            sums = f"{driver.done} of {driver.total} slots, {driver.rows} rows, loss {driver.loss:g}"
+            violations.add("I1 slots", f"counted are {sums}, but {len(counted)} slots were learned")
         if missing := driver.unseen(counted):
-            violations.add("I1 slots", f"slot {missing[0]} was left out: later passes have begun")
+            violations.add("I1 slots", f"slot {missing[0]} was skipped: later epochs have begun")
         return violations
 
     def _distance(self) -> float:
         models = np.stack([model.weights for model in self.models.values()]).astype(np.float64)
         return float(np.linalg.norm(models - models.mean(0)))
 
-    def _nearer(self, first: float) -> list[Violation]:
+    def _converged(self, first: float) -> list[Violation]:
         """No model diverges; if no worker learns or dies, models converge."""
         plan, last = self.plan, self._distance()
         if (farthest := max(float(np.abs(model.weights).max()) for model in self.models.values())) > RUNAWAY:
-            return [Violation("consensus", f"a model ran away: {farthest:g}")]
+            return [Violation("consensus", f"a model diverged: {farthest:g}")]
         means = plan.legs * plan.rounds
         if plan.learns or plan.dying or means < MANY:
             return []
-        self.counts["came nearer"] += 1
+        self.counts["models converged"] += 1
         most = first * (0.9 if means >= 2 * MANY else 1.0)
-        return [] if last <= most else [Violation("consensus", f"the distance was {first:g} and is {last:g}")]
+        return [] if last <= most else [Violation("consensus", f"models were {first:g} apart, and are {last:g} now")]
 
     def crash(self, fault: Fault) -> bool:
         self.checker.crash(fault.who)
@@ -640,21 +640,21 @@ class GossipScenario:
         self.driver.ended(name)
 
     def carry_out(self, fault: Fault, until: int) -> bool:
-        raise ValueError(f"no fault {fault.kind!r}")
+        raise ValueError(f"unknown fault {fault.kind!r}")
 
     def heal(self) -> None: ...
 
     def _after_event(self, name: str) -> None:
         if name in self.nodes:
-            self.checker.see(name)
+            self.checker.check(name)
         else:
-            self.driver.look()
+            self.driver.after_event()
 
-    def _says(self, sender: str, to: str, message: Message) -> None:
+    def _on_message(self, sender: str, to: str, message: Message) -> None:
         self._count_message(sender, to, message)
-        self._words[sender] += 1
+        self._sent[sender] += 1
         for fault in self.plan.faults:
-            if fault.kind == "crash" and fault.who == sender and self._words[sender] == fault.rate + 1 > 1:
+            if fault.kind == "crash" and fault.who == sender and self._sent[sender] == fault.rate + 1 > 1:
                 for other in [HOME, *self.nodes]:  # it is cut off in the middle of what it says
                     self.world.weather.cuts[sender, other] = _FOREVER
                 self.world.at(self.world.now, partial(self._crash_in_mid_exchange, fault))
@@ -670,17 +670,17 @@ class GossipScenario:
             case Reached(lacks=True):
                 self.counts["asked for an offer again"] += 1
             case Meet(number):
-                self.counts["asked to meet again"] += (sender, number) in self._asked
-                self._asked.add((sender, number))
-                part = self.nodes[to].part
-                if isinstance(part, Pairwise) and part.asked is not None and part.asked.name == sender:
+                self.counts["asked to meet again"] += (sender, number) in self._requested
+                self._requested.add((sender, number))
+                part = self.nodes[to].mixer
+                if isinstance(part, Pairwise) and part.pending is not None and part.pending.name == sender:
                     self.counts["both asked each other at once"] += 1
             case MeetReply():
-                part = self.nodes[sender].part
+                part = self.nodes[sender].mixer
                 if isinstance(part, Pairwise) and part.answered[to][1] is None:
-                    self.counts["not now"] += 1
+                    self.counts["meetings refused"] += 1
             case Offer(leg):
-                self.counts["offers of the next leg came first"] += leg > self.nodes[to].part.leg
+                self.counts["offers of the next leg came first"] += leg > self.nodes[to].mixer.leg
 
 
 GOSSIP = Scenario(
@@ -689,7 +689,7 @@ GOSSIP = Scenario(
     run=lambda plan, trace: GossipScenario(plan, trace).verdict(),
     sometimes=counters("""
         a graph fell apart; asked for an offer again; asked to meet again
-        both asked each other at once; came nearer; lost with the dead, and counted; not now
+        both asked each other at once; models converged; lost with the dead, and counted; meetings refused
         offers of the next leg came first; push-sum
         fault: crash in mid exchange; crash worker; cut home; cut worker; pause home; pause worker
         network: cut off; lost; repeated; slow; very late

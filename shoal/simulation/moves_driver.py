@@ -5,12 +5,11 @@
     roll      all servers restart, one after another
     ambush    waits for a stage of a segment's move, then strikes one of those involved
 
-``with_moves`` adds these to a plan, which may have other faults; four plans in ten have none, and
-then no call may fail. One plan in five is a rush: several servers join within moments, clients push
-without a break, and segments move a few at a time. So many views arrive during a move, and a
-deposed owner that does not know it yet always gets a push.
+``with_moves`` adds these to a plan; four plans in ten have no other faults, and then no call may
+fail. One plan in five is a rush: several servers join at once, clients push without a break, and
+few segments move at a time. So a push always reaches a deposed owner that does not know it yet.
 
-``ElasticDriver`` follows a move in the coordinator's roster and in messages:
+``MovesDriver`` follows a move in the coordinator's roster and in messages:
 
     named     the roster names the new holder and the one it replaces
     copied    the first piece of the segment is sent
@@ -19,7 +18,7 @@ deposed owner that does not know it yet always gets a push.
 
 It checks what planned changes promise (P9): a released server holds nothing, and without other
 faults no call fails and segments stall only briefly. After the healing no server is leaving,
-nothing moves, and the segments lie evenly.
+nothing moves, and segments are balanced.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class MovingSegment:
     epoch: int
 
 
-class ElasticDriver:
+class MovesDriver:
     def __init__(self, cluster: SimulatedCluster, plan: FaultPlan, target: FaultTarget) -> None:
         self.cluster, self.world, self.plan = cluster, cluster.world, plan
         self.nemesis = Nemesis(self.world, plan, target, cluster.may_silence)
@@ -87,16 +86,16 @@ class ElasticDriver:
         self._leaving: dict[str, LeavingServer] = {}
         self._rolling: list[str] = []
         self._roll: Fault | None = None
-        self._away = 0  # gone, and on their way back
+        self._returning = 0  # gone, and on their way back
         self._armed: list[Fault] = []
         self._moves: dict[Key, MovingSegment] = {}
         self._copied: set[tuple[Key, MovingSegment]] = set()
-        self._seen = (0, -1)
+        self._seen_view = (0, -1)
         self._requests = FIRST_REQUEST
         self._over = False
-        self.world.watch(self._filled, m.Fill)
-        self.world.watch(self._full, m.Full)
-        self.world.watch(self._refused, m.Refusal)
+        self.world.watch(self._on_fill, m.Fill)
+        self.world.watch(self._on_full, m.Full)
+        self.world.watch(self._on_refusal, m.Refusal)
 
     def carry_out(self, fault: Fault, until: int) -> bool:
         """Carry out a fault; False if no server is available."""
@@ -106,7 +105,7 @@ class ElasticDriver:
                     return False
                 self.cluster.restart(fault.who)
             case "drain":
-                return self._ask(fault.who, fault.how, fault.lasts or -1)
+                return self._begin_drain(fault.who, fault.how, fault.lasts or -1)
             case "roll":
                 self._roll, self._rolling = fault, list(self.cluster.servers)
                 self._next()
@@ -118,7 +117,7 @@ class ElasticDriver:
             case kind if kind in STRAGGLING:
                 self.stragglers.straggle(fault, until)
             case other:
-                raise ValueError(f"no fault {other!r}")
+                raise ValueError(f"unknown fault {other!r}")
         return True
 
     def heal(self) -> None:
@@ -128,27 +127,27 @@ class ElasticDriver:
 
     @property
     def settled(self) -> bool:
-        return not (self._leaving or self._away or self._rolling)
+        return not (self._leaving or self._returning or self._rolling)
 
-    def _ask(self, name: str, how: str, back: int, rolls: bool = False) -> bool:
+    def _begin_drain(self, name: str, how: str, back: int, rolls: bool = False) -> bool:
         host = self.world.hosts.get(name)
         server = self.cluster.servers.get(name)
         if host is None or name in self._leaving or server is None or not server.member.joined:
             return False  # an end before joining says nothing of the former life
         others = self.cluster.servers.keys() & self.world.hosts.keys() - self._leaving.keys() - {name}
         if not others:
-            return False  # the last one cannot go
+            return False  # the last one cannot leave
         leaving = self._leaving[name] = LeavingServer(name, host.life, how, back, rolls)
-        self._urge(leaving)
+        self._request_drain(leaving)
         return True
 
-    def _urge(self, leaving: LeavingServer) -> None:
-        """Repeat the request until it leaves, up to a limit; ``settled`` finds the rest."""
+    def _request_drain(self, leaving: LeavingServer) -> None:
+        """Repeats the request until the server has left or was killed."""
         host = self.world.hosts.get(leaving.name)
         if self._leaving.get(leaving.name) is not leaving:
             return
         if host is None or host.life != leaving.life:  # killed on its way out
-            self._gone(leaving, "killed while it was leaving")
+            self._drain_ended(leaving, "killed while it was leaving")
             return
         if leaving.how == "leave":
             self.cluster.drainables[leaving.name].leave()
@@ -156,14 +155,14 @@ class ElasticDriver:
         else:
             leaving.request = self._requests = self._requests + 1
             self.world.send("operator", COORDINATOR, m.Drain(leaving.request, leaving.name))
-        self.world.at(self.world.now + ASK_AGAIN, lambda: self._urge(leaving))
+        self.world.at(self.world.now + ASK_AGAIN, lambda: self._request_drain(leaving))
 
-    def _refused(self, sender: str, to: str, no: m.Refusal) -> None:
-        """Whether it cannot leave now: no other server stays."""
+    def _on_refusal(self, sender: str, to: str, no: m.Refusal) -> None:
+        """Ends a drain that was refused: no other server stays."""
         for one in list(self._leaving.values()):
             theirs = (to, no.request) == (one.name, 0) if one.how == "leave" else no.request == one.request
             if sender == COORDINATOR and theirs:
-                self._gone(one, "refused to go")
+                self._drain_ended(one, "refused to leave")
 
     def after_event(self, name: str) -> None:
         if name == COORDINATOR:
@@ -172,38 +171,38 @@ class ElasticDriver:
         if drainable is None or not drainable.end or name not in self.world.hosts:
             return
         if drainable.end == "released":
-            self._released(name)
+            self._on_release(name)
             return
         self.world.counts[f"servers that ended: {drainable.end}"] += 1
         if drainable.end != "refused":  # by the coordinator: the only other end in these plans
             self.violations.add("I13 live", f"{name} was {drainable.end}: {drainable.why}")
         self.cluster.start_again(name)
 
-    def _released(self, name: str) -> None:
+    def _on_release(self, name: str) -> None:
         person = self.cluster.coordinator.roster.members.get(name)
         ours = person is not None and person.member.incarnation == self.cluster.servers[name].member.incarnation
         for table in self.cluster.tables() if ours else ():  # else a former life of it did
             if held := [segment for segment, place in enumerate(table.places) if name in place.servers]:
-                what = f"{name} was released, and holds segments {held} of table {table.number}"
+                what = f"{name} was released, but still holds segments {held} of table {table.number}"
                 self.violations.add("P9 planned", what)
         self.cluster.end(name)
         self.world.counts["moves: servers that left"] += 1
         if (leaving := self._leaving.get(name)) is not None:
-            self._gone(leaving, "gone")
+            self._drain_ended(leaving, "gone")
 
-    def _gone(self, leaving: LeavingServer, why: str) -> None:
+    def _drain_ended(self, leaving: LeavingServer, why: str) -> None:
         del self._leaving[leaving.name]
         if why != "gone":
             self.world.counts[f"moves: servers {why}"] += 1
         elif leaving.back >= 0:
-            self._away += 1
-            self.world.at(self.world.now + leaving.back * MILLISECOND, lambda: self._back(leaving))
+            self._returning += 1
+            self.world.at(self.world.now + leaving.back * MILLISECOND, lambda: self._return(leaving))
             return
         if leaving.rolls:
             self._next()
 
-    def _back(self, leaving: LeavingServer) -> None:
-        self._away -= 1
+    def _return(self, leaving: LeavingServer) -> None:
+        self._returning -= 1
         if leaving.name not in self.cluster.servers:
             self.cluster.restart(leaving.name)
             self.world.counts["moves: servers that came back"] += 1
@@ -214,35 +213,35 @@ class ElasticDriver:
         """Restart the next server once the previous one is a member again."""
         if self._roll is None or not self._rolling:
             return
-        if len(self.cluster.servers) > 1 and not self.cluster.all_here():
+        if len(self.cluster.servers) > 1 and not self.cluster.all_joined():
             self.world.at(self.world.now + ASK_AGAIN, self._next)
             return
         name = self._rolling.pop(0)
-        if not self._ask(name, self._roll.how, self._roll.lasts, rolls=True):
+        if not self._begin_drain(name, self._roll.how, self._roll.lasts, rolls=True):
             self._next()
         elif not self._rolling:
             self.world.counts["moves: rolled through all servers"] += 1
 
     def _see_moves(self) -> None:
         roster = self.cluster.coordinator.roster
-        if self._seen == (roster.term, roster.number):
+        if self._seen_view == (roster.term, roster.number):
             return
-        self._seen = (roster.term, roster.number)
-        before, self._moves = self._moves, dict(self._under_way())
+        self._seen_view = (roster.term, roster.number)
+        before, self._moves = self._moves, dict(self._current_moves())
         places = {table.number: table.places for table in self.cluster.tables()}
         for key, move in self._moves.items():
             if before.get(key) != move:
-                self._reached("named", move)
+                self._on_stage("named", move)
         for key, move in before.items():
             if self._moves.get(key) == move:
                 continue
             now = places.get(key[0], [])[key[1] : key[1] + 1]
             if now and move.target in now[0].servers and move.left not in now[0].servers:
-                self._reached("handed", move)
+                self._on_stage("handed", move)
             else:
                 self.world.counts["moves: given up"] += 1
 
-    def _under_way(self) -> Iterator[tuple[Key, MovingSegment]]:
+    def _current_moves(self) -> Iterator[tuple[Key, MovingSegment]]:
         for table in self.cluster.tables():
             for segment, place in enumerate(table.places):
                 if place.filling and place.instead and place.servers:
@@ -250,30 +249,30 @@ class ElasticDriver:
                     source, target = place.servers[0], place.filling
                     yield (table.number, segment), MovingSegment(source, target, place.instead, others, place.epoch)
 
-    def _filled(self, sender: str, to: str, fill: m.Fill) -> None:
+    def _on_fill(self, sender: str, to: str, fill: m.Fill) -> None:
         key = fill.table, fill.segment
         move = self._moves.get(key)
         if move is not None and (sender, to) == (move.source, move.target) and (key, move) not in self._copied:
             self._copied.add((key, move))
-            self._reached("copied", move)
+            self._on_stage("copied", move)
 
-    def _full(self, sender: str, to: str, full: m.Full) -> None:
+    def _on_full(self, sender: str, to: str, full: m.Full) -> None:
         for segment in full.segments:
             move = self._moves.get((full.table, segment))
             if move is not None and (sender, full.server) == (move.source, move.target):
-                self._reached("full", move)
+                self._on_stage("full", move)
                 return
 
-    def _reached(self, stage: str, move: MovingSegment) -> None:
+    def _on_stage(self, stage: str, move: MovingSegment) -> None:
         self.world.counts[f"moves: {stage}"] += 1
         others = {"source": move.source, "target": move.target, "left": move.left, "other": next(iter(move.others), "")}
         for fault in [fault for fault in self._armed if fault.how == stage]:
             if victim := others.get(fault.who, COORDINATOR):
                 self._armed.remove(fault)
                 later = self.world.now + int(fault.rate * MILLISECOND)
-                self.world.at(later, partial(self._pounce, fault, victim, move))
+                self.world.at(later, partial(self._strike, fault, victim, move))
 
-    def _pounce(self, fault: Fault, victim: str, move: MovingSegment) -> None:
+    def _strike(self, fault: Fault, victim: str, move: MovingSegment) -> None:
         if self._over:
             return
         action, who, others = fault.others[0], victim, tuple(name for name in self.cluster.servers if name != victim)
@@ -288,10 +287,10 @@ class ElasticDriver:
         self.world.counts[f"moves: {action} of {fault.who} when {fault.how}"] += 1
         self.nemesis.strike(one)
 
-    def told(self, event: RunEvent) -> None:
+    def on_event(self, event: RunEvent) -> None:
         if isinstance(event, Handed):
             self.stalls.append(event.stall)
-            self.world.counts["moves: told that it was handed over"] += 1
+            self.world.counts["moves: hand-over reported"] += 1
 
     def check(self, history: list[Event]) -> list[Violation]:
         """P9, in plans with nothing but joins and leaves."""
@@ -304,18 +303,18 @@ class ElasticDriver:
         counts = sum((one.counts for one in self.cluster.coordinators), Counter[str]())
         for what in ("shrunk", "removed", "hand-overs unheard"):
             if counts[what]:
-                found.add("P9 planned", f"{what}, {counts[what]} times, though nobody failed")
+                found.add("P9 planned", f"{what}: {counts[what]} times, though no node failed")
         if (longest := max(self.stalls, default=0.0)) * SECOND > LONGEST_STALL:
-            found.add("P9 planned", f"a segment stood still for {longest:.3f} s")
+            found.add("P9 planned", f"a segment stalled for {longest:.3f} s")
         return found
 
     def uneven(self) -> str:
-        """Pending moves, or servers with too much or too little; empty: all is even."""
+        """Describes pending moves or an uneven placement; empty: segments are balanced."""
         servers = sorted(self.cluster.servers)
         if self.plan.balance != "count" or not servers:
             return ""
         if wanted := rebalance.plan(self.cluster.tables(), servers, balance="count"):
-            return f"{len(wanted)} segments should move, the first of them {wanted[0]}"
+            return f"{len(wanted)} segments should move, the first is {wanted[0]}"
         for table in self.cluster.tables():
             owned = Counter(dict.fromkeys(servers, 0) | Counter(place.servers[0] for place in table.places))
             if max(owned.values()) - min(owned.values()) > 1:
@@ -324,12 +323,12 @@ class ElasticDriver:
 
     def stuck(self) -> Iterator[str]:
         for name in self._leaving:
-            yield f"{name} was asked to go, and is still there"
-        if self._away or self._rolling:
-            yield "servers are on their way back"
+            yield f"{name} was asked to leave, but has not left"
+        if self._returning or self._rolling:
+            yield "servers have not returned yet"
         if self._moves:
             key, move = next(iter(self._moves.items()))
-            yield f"{len(self._moves)} segments are on their way, one of them {key} from {move.source} to {move.target}"
+            yield f"{len(self._moves)} segments are still moving, one of them {key} from {move.source} to {move.target}"
         if uneven := self.uneven():
             yield uneven
 
@@ -362,7 +361,7 @@ def with_moves(plan: FaultPlan) -> FaultPlan:
         balance=random.choice(["count", "count", "load", "none"]),
     )
     habits = tuple(one for one in ("bystander", "slow copies", "small batches") if random.random() < 0.4)
-    faults = [*plan.faults, *_comings(plan, random)]
+    faults = [*plan.faults, *_joins_and_leaves(plan, random)]
     if not alone or random.random() < 0.5:
         faults += _ambushes(plan, random)
         for draw_more in random.sample([_FREEZES, _SLUGGISH, _worker_cuts, _one_way], random.choice([0, 0, 1, 2])):
@@ -418,7 +417,7 @@ def _far(plan: FaultPlan, random: Random, joins: list[str]) -> list[Fault]:
     return found
 
 
-def _comings(plan: FaultPlan, random: Random) -> list[Fault]:
+def _joins_and_leaves(plan: FaultPlan, random: Random) -> list[Fault]:
     if random.random() < 0.2:
         lasts = random.choice([0, 100, 1_000])
         return [Fault("roll", random.randrange(500), lasts, how=random.choice(["drain", "leave"]))]

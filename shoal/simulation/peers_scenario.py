@@ -1,16 +1,16 @@
-"""Peers from one seed to the verdict: they join, leave, die, are cut off, and agree.
+"""The scenario PEERS: peers join, leave, die and are cut off, and must agree in the end.
 
-When all faults are over, and all words are heard:
+When all faults are over and all words are delivered:
 
-    equal     all that live have the same weights and versions, to the last bit
+    equal     all living peers have the same weights and versions, to the last bit
     once      no slot is in them twice; every slot that a living peer published is in them
-    closed    of a life that was closed nothing more was heard by anybody, ever
-    copied    nobody must rejoin for words that another has copied, except one that had no model
+    closed    no peer hears another word of a life after it was closed
+    copied    no peer must rejoin because of words that another has copied, unless it had no model
               itself when it entered that other
-    lead      of two that hold each other for here, with a model, at most one leads, at any time
-    live      all this within ``LIVE_WITHIN``, and nothing is kept for anybody any more; where a
-              founder died before another had ever heard it, ``timing.join_within`` later: for the
-              other its process has yet to start
+    lead      of two peers with models that list each other as members, at most one leads
+    live      all this within ``LIVE_WITHIN``, and no peer retains words any more; if a founder died
+              before another had ever heard it, ``timing.join_within`` later, since for the other
+              its process has yet to start
 
 The peers are real ones with a model that counts: a slot adds 1 to a few weights of its own, so the
 weights say which slots are in them, and how often. Sums of ones are exact in float32: two models
@@ -105,7 +105,7 @@ class CountingLearner:
         self.leaving = True
         self.node.leave()
 
-    def wrong(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Where the weights differ from what the log says."""
         log, found = self.node.log, []
         asked = log.halt is not None and log.halt.why == ALONE
@@ -113,11 +113,11 @@ class CountingLearner:
             found.append(f"{log.done} of {self._limit} slots are counted: {log.counted.runs}")
         more = self.replica.weights().reshape(PLACES, -1) - self._expected()
         if (more < 0).any():
-            found.append(f"slots {np.unique((more < 0).nonzero()[1]).tolist()} are known of and not in the weights")
+            found.append(f"slots {np.unique((more < 0).nonzero()[1]).tolist()} are counted, but not in the weights")
         twice, many = log.counts[TWICE], more.clip(min=0).sum() / PLACES
         if round(PLACES * many) != PLACES * twice:
             slots = np.unique((more > 0).nonzero()[1]).tolist()
-            found.append(f"{many:g} slots too many are in the weights, {twice} are known of: {slots}")
+            found.append(f"{many:g} extra slots are in the weights, expected {twice}: {slots}")
         return found
 
     def _expected(self) -> Floats:
@@ -153,11 +153,11 @@ class PeersScenario:
         self.world.computing = (MILLISECOND, plan.took * MILLISECOND)
         self.world.after_event = self._after
         self.world.watch(self._on_piece, p.ModelPiece)
-        self.world.watch(self._on_said, p.Relay)
+        self.world.watch(self._on_relay, p.Relay)
         self.peers: dict[str, CountingLearner] = {}
         self._closed: dict[str, dict[str, int]] = {}  # whom it closed, after how many words
         self._entered: dict[str, dict[str, bool]] = {}  # whom; did it have a model then
-        self._had: dict[str, bool] = {}  # by life: it had a model after the last event
+        self._had_model: dict[str, bool] = {}  # by life: it had a model after the last event
         self.counts = self.world.counts
         self.violations = Violations()
         self._random = Random(f"{plan.seed}/peering")
@@ -178,18 +178,18 @@ class PeersScenario:
             self.violations.add("live", self._unsettled())
         self._check()
         for peer in self.peers.values():
-            self._add_up(peer)
+            self._collect_counts(peer)
         return self.violations
 
     def _begin(self) -> None:
-        founders = [self._who(f"worker-{i}", i) for i in range(self.plan.founders)]
+        founders = [self._new_peer(f"worker-{i}", i) for i in range(self.plan.founders)]
         for me in founders:
             self._add(Mesh(me, founders, timing=self.plan.timing))
         for fault in self.plan.faults:
             self.world.at(fault.at * MILLISECOND, partial(self._strike, fault))
         self.world.at(self.plan.lasts * MILLISECOND, self._heal)
 
-    def _who(self, name: str, number: int) -> p.Peer:
+    def _new_peer(self, name: str, number: int) -> p.Peer:
         self._lives += 1
         return p.Peer(f"{name}.{self._lives}", name, number, f"memory:{name}")
 
@@ -197,14 +197,14 @@ class PeersScenario:
         peer = self.peers[mesh.me.life] = CountingLearner(mesh, self.plan)
         self._closed[mesh.me.life] = {}
         self._entered[mesh.me.life] = dict.fromkeys(mesh.members, mesh.has_model)
-        self._had[mesh.me.life] = mesh.has_model
+        self._had_model[mesh.me.life] = mesh.has_model
         self.world.add(peer.node, self._random.uniform(-0.02, 0.02), self._random.randrange(SECOND))
 
     def _join(self, name: str, through: list[str]) -> None:
         """A peer joins through these lives, whose addresses it knows."""
         self._numbers += 1
         ways = [(life, f"memory:{life}") for life in through]
-        mesh = Mesh(self._who(name, self._numbers), through=ways, timing=self.plan.timing)
+        mesh = Mesh(self._new_peer(name, self._numbers), through=ways, timing=self.plan.timing)
         self._add(mesh)
         within = round(ANSWER_WITHIN * max(1.0, self.plan.scale))
         self.world.at(self.world.now + within, lambda: self._still_alone(mesh))
@@ -212,26 +212,26 @@ class PeersScenario:
     def _still_alone(self, mesh: Mesh) -> None:
         """Restart a lone newcomer through a member, as its user would."""
         life = mesh.me.life
-        if life in self.peers and not mesh.has_model and not mesh.evicted and not mesh.members and self._filled:
-            self._end(life, told=False)
-            self._join(mesh.me.name, [self._pick(self._filled, 0.0)])
+        if life in self.peers and not mesh.has_model and not mesh.evicted and not mesh.members and self._with_model:
+            self._end(life, reported=False)
+            self._join(mesh.me.name, [self._pick(self._with_model, 0.0)])
 
     @property
-    def _filled(self) -> list[str]:
+    def _with_model(self) -> list[str]:
         return [life for life, peer in self.peers.items() if peer.mesh.has_model and not peer.mesh.evicted]
 
     @property
-    def _stay(self) -> list[str]:
-        return [life for life in self._filled if not self.peers[life].leaving]
+    def _staying(self) -> list[str]:
+        return [life for life in self._with_model if not self.peers[life].leaving]
 
     def _pick(self, lives: list[str], at: float) -> str:
         return lives[int(at * len(lives))]
 
-    def _end(self, life: str, told: bool) -> None:
+    def _end(self, life: str, reported: bool) -> None:
         """kill -9."""
         self.world.crash(life)
-        self._add_up(self.peers.pop(life))
-        if told:
+        self._collect_counts(self.peers.pop(life))
+        if reported:
             for other in list(self.peers.values()):
                 self.world.at(self.world.now + MILLISECOND, partial(self._tell, other, life))
 
@@ -242,7 +242,7 @@ class PeersScenario:
             other.mesh.mark_gone(self.world.local_time(host), life, "its process ended")
             self.world.tell(other.name)
 
-    def _add_up(self, peer: CountingLearner) -> None:
+    def _collect_counts(self, peer: CountingLearner) -> None:
         self.counts.update(peer.mesh.counts)
         self.counts["repeated words"] += peer.mesh.broadcast.repeated
         self.counts["donors lost"] += peer.mesh.newcomer.donors_lost
@@ -258,16 +258,16 @@ class PeersScenario:
                 closed[one] = mesh.heard.get(one, 0)
         entered = self._entered[life]
         for one in mesh.members:
-            entered.setdefault(one, self._had[life])
-        self._had[life] = mesh.has_model
+            entered.setdefault(one, self._had_model[life])
+        self._had_model[life] = mesh.has_model
         if peer.leads:
             self._check_leads(peer)
         if mesh.evicted == CUT_SHORT:
             self._check_copies(mesh)
-        if peer.node.left and peer.node.may_go:
-            self._end(life, told=False)
+        if peer.node.has_left and peer.node.may_go:
+            self._end(life, reported=False)
         elif peer.node.evicted:
-            self._end(life, told=False)
+            self._end(life, reported=False)
             self.counts["rejoined"] += 1
             self._join(peer.mesh.me.name, [one.life for one in peer.mesh.contacts])
 
@@ -278,16 +278,16 @@ class PeersScenario:
                 self.violations.add("lead", f"{' and '.join(sorted((peer.name, life)))} lead at once")
 
     def _check_copies(self, mesh: Mesh) -> None:
-        """It rejoins, so no other rule is broken: find copies that were made too soon."""
-        told = [(one.heard, one.copied) for one in mesh.members.values() if one.has_model]
+        """Finds copies that were adopted too soon; since it rejoins, no other rule shows them."""
+        versions = [(one.heard, one.copied) for one in mesh.members.values() if one.has_model]
         for life, one in mesh.members.items():
-            if self._entered[mesh.me.life][life] and is_cut_short(mesh.heard, one.copied, told, mesh.gone):
-                what = f"{life} adopted what {mesh.me.life}, which had a model and entered it, had not heard"
+            if self._entered[mesh.me.life][life] and is_cut_short(mesh.heard, one.copied, versions, mesh.gone):
+                what = f"{life} adopted messages that {mesh.me.life} had not received when it entered {life}"
                 self.violations.add("copied", what)
 
     def _strike(self, fault: Fault) -> None:
         world, lives = self.world, list(self.peers)
-        filled = self._filled
+        filled = self._with_model
         if self._healed or not filled:
             return
         until = world.now + fault.lasts * MILLISECOND
@@ -302,9 +302,9 @@ class PeersScenario:
                 self._numbers += 1
                 self._join(f"worker-{self._numbers}", [victim])
             case "leave":
-                if len(self._stay) < 2:
+                if len(self._staying) < 2:
                     return
-                self.peers[self._pick(self._stay, fault.pick)].leave()
+                self.peers[self._pick(self._staying, fault.pick)].leave()
             case "crash":
                 if fault.how == "lead":
                     victim = min(filled, key=lambda life: self.peers[life].mesh.me.number)
@@ -332,7 +332,7 @@ class PeersScenario:
                         if b not in left:
                             world.weather.cuts[a, b] = world.weather.cuts[b, a] = until
             case other:
-                raise ValueError(f"no fault {other!r}")
+                raise ValueError(f"unknown fault {other!r}")
         self.counts[f"fault: {fault.kind}"] += 1
         if fault.how == "lead":
             self.counts["fault: crash lead"] += 1
@@ -348,17 +348,17 @@ class PeersScenario:
 
     def _crash(self, life: str, back: int) -> bool:
         """Crash a peer; False if no other with a model lives."""
-        if life not in self.peers or self._stay in ([life], []):
+        if life not in self.peers or self._staying in ([life], []):
             self.counts["fault: withheld"] += 1
             return False
         name = self.peers[life].mesh.me.name
-        self._end(life, told=self.plan.told)
+        self._end(life, reported=self.plan.told)
         if back:
             self.world.at(self.world.now + back * MILLISECOND, lambda: self._back(name))
         return True
 
     def _back(self, name: str) -> None:
-        if filled := self._filled:
+        if filled := self._with_model:
             self._join(name, [self._pick(filled, self._random.random())])
 
     def _on_piece(self, sender: str, to: str, piece: p.ModelPiece) -> None:
@@ -370,10 +370,10 @@ class PeersScenario:
         after = int(fault.pick * 600) * MILLISECOND  # in flight, arrived, or entered
         self.world.at(self.world.now + after, lambda: self._crash_on(victim, "piece"))
 
-    def _on_said(self, sender: str, to: str, said: p.Relay) -> None:
+    def _on_relay(self, sender: str, to: str, relay: p.Relay) -> None:
         for one in self._on_words:
             victim, fault = one
-            if victim == sender == said.origin and not self._healed and fault.pick * 7 % 1 < 0.5:
+            if victim == sender == relay.origin and not self._healed and fault.pick * 7 % 1 < 0.5:
                 self._on_words.remove(one)
                 for life in self.peers:  # from here on no peer hears it
                     self.world.weather.cuts[sender, life] = self.world.now + 1
@@ -399,12 +399,12 @@ class PeersScenario:
         within = round(LIVE_WITHIN * max(1.0, plan.scale)) + alone
         members = [item for peer in self.peers.values() for item in peer.mesh.members.items()]
         unheard = any(one.patient and not one.met and life not in self.peers for life, one in members)
-        # Nobody can tell a founder that died from one that is late, if it never heard it.
+        # A peer cannot tell a founder that died from one that is late if it never heard it.
         return within + (plan.timing.join_within if unheard else 0)
 
     def _settled(self) -> bool:
-        if not self._filled:
-            return True  # all were put out by one another: see ``_check``
+        if not self._with_model:
+            return True  # all evicted each other: see ``_check``
         lives = list(self.peers)
         for peer in self.peers.values():
             mesh = peer.mesh
@@ -412,7 +412,7 @@ class PeersScenario:
             ended = peer.node.ended and peer.node.may_go and peer.node.compute.is_idle
             if not (together and ended and mesh.has_model and mesh.is_quiet and all(map(mesh.is_closed, mesh.gone))):
                 return False
-            if mesh.broadcast.kept or mesh.broadcast.early:
+            if mesh.broadcast.retained or mesh.broadcast.early:
                 return False
         return True
 
@@ -422,7 +422,7 @@ class PeersScenario:
             mesh, node, log = peer.mesh, peer.node, peer.node.log
             out = {other: slots.runs for other, slots in log.out.items() if slots}
             found.append(
-                f"{life}: filled={mesh.has_model} quiet={mesh.is_quiet} kept={mesh.broadcast.kept} early={mesh.broadcast.early} "
+                f"{life}: has_model={mesh.has_model} quiet={mesh.is_quiet} retained={mesh.broadcast.retained} early={mesh.broadcast.early} "
                 f"leads={node.leads} ended={node.ended} may_go={node.may_go} done={log.done} halt={log.halt is not None} "
                 f"todo={node.compute.todo.size} running={node.compute.running is not None} out={out} "
                 f"judged={len(log.judged)} rested={list(log.rested)} unpublished={node.compute.unpublished.slots.size} "
@@ -431,9 +431,9 @@ class PeersScenario:
         return "not at rest: " + "; ".join(found)
 
     def _check(self) -> None:
-        peers = [self.peers[life] for life in self._filled]
+        peers = [self.peers[life] for life in self._with_model]
         if not peers:
-            self.violations.add("live", "nobody has a model any more: all were put out by one another")
+            self.violations.add("live", "no peer has a model any more: all evicted each other")
             return
         first = peers[0]
         log = first.node.log
@@ -444,11 +444,11 @@ class PeersScenario:
                 self.violations.add("equal", f"versions: {peer.name} {_version(peer)}, {first.name} {_version(first)}")
             if (differ := peer.replica.weights() != first.replica.weights()).any():
                 self.violations.add("equal", f"{peer.name} and {first.name} differ in {differ.sum()} weights")
-            for what in peer.wrong():
+            for what in peer.errors():
                 self.violations.add("once", f"{peer.name}: {what}")
             for life, number in self._closed[peer.name].items():
                 if (heard := first.mesh.heard.get(life, 0)) != number:
-                    self.violations.add("closed", f"{peer.name}: {life} was closed at {number}: {heard}")
+                    self.violations.add("closed", f"{peer.name} closed {life} at {number}, but {heard} were heard")
 
 
 def _version(peer: CountingLearner) -> dict[str, int]:
@@ -582,8 +582,8 @@ PEERS = Scenario(
     draw=PeersPlan.draw,
     run=lambda plan, trace: PeersScenario(plan, trace).verdict(),
     sometimes=counters("""
-        claims refused; donors lost; elections; filled; gone; handed on; put out; rejoined
-        repeated words; said again; slots dealt again; words of owners
+        claims refused; donors lost; elections; evicted; gone; models copied; rejoined; relayed
+        repeated words; resent; slots dealt again; words of owners
         fault: crash; crash lead; crash on piece; crash on word; cut; hush; join; leave; part; pause
         network: cut off; lost; repeated; slow; very late
     """),

@@ -5,9 +5,8 @@ slots are added in slot order in double precision and rounded once. Block-proxim
 with the gradients of parts; iteration t reads exactly the iterations before t - max_delay. This is
 written independently of the shipped code, so that equality means something.
 
-A part that changes its holder begins again, with the weights of that moment and with steps as
-short as at first. Given which holder pushed which slot (``BlocksBegun``), the reference gives the
-same bits.
+A part that moves to another worker starts again, with the current weights and with initial step
+sizes. Given which holder pushed which slot (``BlocksBegun``), the reference gives the same bits.
 """
 
 from __future__ import annotations
@@ -128,23 +127,23 @@ FIRST = BlocksBegun(0, 0)
 
 class BlockWorker:
     def __init__(self, columns: CscColumns, max_delay: int) -> None:
-        self.standing, self._delay = BlockMargins(columns, max_delay), max_delay
-        self._coming: dict[int, tuple[int, Any, Floats]] = {}  # by iteration: the answers
-        self._asked: tuple[int, Any, Any] | None = None
+        self.margins, self._delay = BlockMargins(columns, max_delay), max_delay
+        self._answers: dict[int, tuple[int, Any, Floats]] = {}  # by iteration: the answers
+        self._requested: tuple[int, Any, Any] | None = None
 
     def turn(self, t: int, block: int, everything: bool) -> tuple[Any, Any]:
-        came = self._coming.pop(t - self._delay - 1, None)
-        if came is not None:
-            self.standing.take(*came)
-        _, places, values = self.standing.gradient(block, everything)
-        keys = self.standing.columns.keys_of(block)[places]
-        self._asked = block, places, keys
+        answer = self._answers.pop(t - self._delay - 1, None)
+        if answer is not None:
+            self.margins.take(*answer)
+        _, places, values = self.margins.gradient(block, everything)
+        keys = self.margins.columns.keys_of(block)[places]
+        self._requested = block, places, keys
         return keys, values
 
     def answer(self, t: int, table: ServerTable) -> None:
-        if self._asked is not None:
-            block, places, keys = self._asked
-            self._coming[t] = block, places, table.pull(keys)[:, 0]
+        if self._requested is not None:
+            block, places, keys = self._requested
+            self._answers[t] = block, places, table.pull(keys)[:, 0]
 
 
 def weights_by_iteration(
@@ -166,22 +165,22 @@ def weights_by_iteration(
     for t in count():
         yield table.pull(everything_there)[:, 0]
         for part, began in sorted(one for one in later if one[1].version == t):
-            parts[part, began] = hand = BlockWorker(columns[part], strategy.max_delay)
-            hand.standing.refresh(table.pull(columns[part].keys)[:, 0])
+            parts[part, began] = worker = BlockWorker(columns[part], strategy.max_delay)
+            worker.margins.refresh(table.pull(columns[part].keys)[:, 0])
             for s in range(began.iteration, t):  # these pushes did not count
-                hand.turn(s, turns.block(s), _is_recheck(strategy, turns, s))
-                hand.answer(s, table)
+                worker.turn(s, turns.block(s), _is_recheck(strategy, turns, s))
+                worker.answer(s, table)
         total, touched = np.zeros((rows, 2)), np.zeros(rows, np.bool_)
-        for (part, began), hand in sorted(parts.items()):
-            keys, values = hand.turn(t, turns.block(t), _is_recheck(strategy, turns, t))
-            whose = holders.get(BlockTurn(t, part), (FIRST,) * len(starts))
-            counts = np.array([one == began for one in whose])[np.searchsorted(starts, keys, side="right") - 1]
+        for (part, began), worker in sorted(parts.items()):
+            keys, values = worker.turn(t, turns.block(t), _is_recheck(strategy, turns, t))
+            holder_of = holders.get(BlockTurn(t, part), (FIRST,) * len(starts))
+            counts = np.array([one == began for one in holder_of])[np.searchsorted(starts, keys, side="right") - 1]
             total[keys[counts]] += values[counts]
             touched[keys[counts]] = True
         changed = np.flatnonzero(touched).astype(np.uint64)
         table.push(changed, total[changed].astype(np.float32))
-        for hand in parts.values():
-            hand.answer(t, table)
+        for worker in parts.values():
+            worker.answer(t, table)
 
 
 def _is_recheck(strategy: BlockProximal, turns: BlockOrder, t: int) -> bool:

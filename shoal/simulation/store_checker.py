@@ -80,7 +80,7 @@ def check_end(plan: FaultPlan, history: list[Event], void: set[int], table: Valu
             else:
                 least = most = int(column not in void)
             if not least <= count <= most:
-                what = f"segment {segment} counts {count} of column {column}, which was pushed {least} to {most} times"
+                what = f"segment {segment} counts {count} of column {column}, pushed {least} to {most} times"
                 found.append(Violation("I1 exactly once", what))
     expected = in_order(plan, void) if plan.kind == "step" else None
     if expected is not None and any(value != expected for value in sums):
@@ -130,12 +130,12 @@ def _account(
             sent, acked = np.minimum(sent, 1), np.minimum(acked, 1)
         if (ghosts := np.argwhere(seen > sent)).size:
             segment, column = ghosts[0]
-            what = f"saw {seen[segment, column]} of column {column} in segment {segment}, sent were {sent[column]}"
+            what = f"saw {seen[segment, column]} of column {column} in segment {segment}, but {sent[column]} were sent"
             yield Violation("I2 no ghosts", f"{pull} {what}")
             return
         if (missing := np.argwhere(seen < acked)).size:
             segment, column = missing[0]
-            what = f"{pull} misses column {column} in segment {segment}, acknowledged before it began"
+            what = f"{pull} misses column {column} in segment {segment}, which was acknowledged before"
             yield Violation("I3 real time", what)
             return
 
@@ -213,7 +213,7 @@ def _whole_steps(plan: FaultPlan, pulls: list[CheckedPull], void: set[int]) -> I
                 yield Violation("I6 step", f"{pull} saw slots {above} of unfinished steps in segment {segment}")
                 return
             if taken < least:
-                yield Violation("I6 step", f"{pull} saw {taken} steps in segment {segment}, it may demand {least}")
+                yield Violation("I6 step", f"{pull} saw {taken} steps in segment {segment}, at least {least} expected")
                 return
 
 
@@ -274,7 +274,7 @@ class OwnershipChecker:
             case m.Levels() | m.Adopt() if message.changes:
                 self._world.counts[f"rare: {tag_of(type(message))} with changes"] += 1
             case m.Fill() if message.books is not None and message.books.ledger:
-                self._world.counts["rare: filled with what was counted"] += 1
+                self._world.counts["rare: filled with counted pushes"] += 1
             case m.Append():
                 self._append(sender, to, message)
             case m.Appended():
@@ -287,13 +287,13 @@ class OwnershipChecker:
         if table_server is None or link is None:
             return
         # Enter and park are never delayed: one each, and one more for every segment that opens.
-        comings = [parcel for parcel in link.queue if parcel.change.kind in ("enter", "park")]
-        waits = link.queued_bytes - sum(parcel.size for parcel in comings)
+        queued = [entry for entry in link.queue if entry.change.kind in ("enter", "park")]
+        waits = link.queued_bytes - sum(entry.size for entry in queued)
         if waits > limits.COPIES_HELD + _ROOM:
             self._too_much(f"{waits:,} bytes of changes wait at {sender} for {to}")
-        said = Counter((one.change.kind, one.change.incarnation, one.change.spell) for one in comings)
-        if said and max(said.values()) > 1 + table_server.counts.get("promoted", 0):
-            self._too_much(f"{sender} has to tell {to} {max(said.values())} times what one worker did once")
+        repeats = Counter((one.change.kind, one.change.incarnation, one.change.spell) for one in queued)
+        if repeats and max(repeats.values()) > 1 + table_server.counts.get("promoted", 0):
+            self._too_much(f"{sender} queued one enter or park for {to} {max(repeats.values())} times")
 
     def _appended(self, sender: str, appended: m.Appended) -> None:
         table_server = self._cluster.table_server(sender, appended.table)
@@ -330,22 +330,22 @@ class OwnershipChecker:
         elif owner == server:
             return
         elif epoch == highest:
-            what = f"{server} and {owner} have both acknowledged for the segment from key {start} in epoch {epoch}"
+            what = f"{server} and {owner} both acknowledged pushes to the segment from key {start} in epoch {epoch}"
             self.violations.add("I7 one owner", what)
-        elif (found := self._cluster.part_from(owner, push.table, start)) is not None:
-            part, segment = found
-            self._world.counts["rare: told by a deposed server"] += 1
+        elif (found := self._cluster.state_from(owner, push.table, start)) is not None:
+            state, segment = found
+            self._world.counts["rare: acknowledged by a deposed server"] += 1
             if push.stream < 0 and -push.stream not in self._cluster.incarnations():
                 return  # its client is gone, and with it what is known of its pushes
-            if not _has(part, segment, push):
+            if not _has(state, segment, push):
                 what = (
-                    f"{server} acknowledged push ({push.stream}, {push.number}) for segment {segment} by epoch {epoch}"
+                    f"{server} acknowledged push ({push.stream}, {push.number}) for segment {segment} in epoch {epoch}"
                 )
-                self.violations.add("I7 one owner", f"{what}, {owner} owned it by epoch {highest} and lacks the push")
+                self.violations.add("I7 one owner", f"{what}, but {owner} owned it in epoch {highest} and lacks it")
 
 
-def _has(part: SegmentState, segment: int, push: m.Push) -> bool:
-    books, apply = part.books(segment), part.spec.apply
+def _has(state: SegmentState, segment: int, push: m.Push) -> bool:
+    books, apply = state.books(segment), state.spec.apply
     if isinstance(apply, Step) and push.stream >= 0:
         return books.version > apply.step_of((push.stream, push.number))
     counted = books.ledger.get(push.stream)
@@ -357,15 +357,16 @@ def differences(cluster: SimulatedCluster) -> Iterator[Violation]:
     live = set(cluster.incarnations())
     for table in cluster.tables():
         for segment, place in enumerate(table.places):
-            parts: dict[str, SegmentState] = {}
+            states: dict[str, SegmentState] = {}
             for name in place.servers:
-                part = cluster.part(name, table.number, segment)
-                if part is None:
-                    yield Violation("I8 copies agree", f"{name} has no copy of segment {segment}, and should have one")
+                state = cluster.segment_state(name, table.number, segment)
+                if state is None:
+                    yield Violation("I8 copies agree", f"{name} should have a copy of segment {segment}, but has none")
                 else:
-                    parts[name] = part
-            if len({part.digest(segment) for part in parts.values()}) > 1 and (told := _told(parts, segment, live)):
-                yield Violation("I8 copies agree", f"segment {segment}: {told}")
+                    states[name] = state
+            digests = {state.digest(segment) for state in states.values()}
+            if len(digests) > 1 and (how := _differing(states, segment, live)):
+                yield Violation("I8 copies agree", f"segment {segment}: {how}")
 
 
 def settled(cluster: SimulatedCluster) -> bool:
@@ -374,7 +375,7 @@ def settled(cluster: SimulatedCluster) -> bool:
         logs = [table_server.log for table_server in server.tables.values()]
         if server.computing or any(log.entries or any(link.queue for link in log.links.values()) for log in logs):
             return False
-    return cluster.all_know()
+    return cluster.all_have_newest_view()
 
 
 def left_behind(cluster: SimulatedCluster) -> Iterator[Violation]:
@@ -385,23 +386,23 @@ def left_behind(cluster: SimulatedCluster) -> Iterator[Violation]:
             places = placed.get(number, [])
             if table_server.placed.places != places:
                 continue  # the last view has not reached it yet
-            parts = [table_server.primary, *(backup.state for backup in table_server.backups.by_primary.values())]
-            kept = [segment for part in parts if part is not None for segment in part.segments]
+            states = [table_server.primary, *(backup.state for backup in table_server.backups.by_primary.values())]
+            kept = [segment for state in states if state is not None for segment in state.segments]
             extra = [segment for segment in kept if name not in places[segment].servers]
             if extra or len(set(kept)) < len(kept):
-                what = f"{name} keeps segments {extra or sorted(kept)} of table {number}"
-                yield Violation("I12 bounded", f"{what}, which others hold" if extra else f"{what}, some of them twice")
+                what = f"{name} still has segments {extra or sorted(kept)} of table {number}"
+                yield Violation("I12 bounded", f"{what}, which others own" if extra else f"{what}, some of them twice")
             if table_server.log.entries or any(link.queue for link in table_server.log.links.values()):
                 waits = {link.name: len(link.queue) for link in table_server.log.links.values()}
-                yield Violation("I12 bounded", f"{name} still has changes of table {number} to send: {waits}")
+                yield Violation("I12 bounded", f"{name} has unsent changes of table {number}: {waits}")
             for link in table_server.log.links:
                 if not any(place.servers[:1] == [name] and link in place.servers for place in places):
-                    yield Violation("I12 bounded", f"{name} still sends to {link}, which holds nothing of its own")
+                    yield Violation("I12 bounded", f"{name} still sends to {link}, which backs up none of its segments")
 
 
-def _told(parts: dict[str, SegmentState], segment: int, live: set[int]) -> str:
+def _differing(states: dict[str, SegmentState], segment: int, live: set[int]) -> str:
     """Describes how copies differ; only some may have forgotten a departed worker."""
-    images = {name: part.image(segment) for name, part in parts.items()}
+    images = {name: state.image(segment) for name, state in states.items()}
     aspects: dict[str, Any] = {
         "rows": lambda image: image.rows.tobytes(),
         "names": lambda image: None if image.names is None else image.names.tolist(),

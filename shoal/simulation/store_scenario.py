@@ -28,7 +28,7 @@ from shoal.simulation.cluster import (
     servers_joined,
 )
 from shoal.simulation.faults import Fault, FaultPlan
-from shoal.simulation.moves_driver import ElasticDriver
+from shoal.simulation.moves_driver import MovesDriver
 from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, counters, judge
 from shoal.simulation.store_checker import OwnershipChecker, check, check_end, differences, left_behind, settled
 from shoal.simulation.store_workload import COLUMNS, NAME, TABLE, BackgroundLoad, HistoryRecorder, SimulatedDealer
@@ -37,7 +37,7 @@ from shoal.store.client.task import Task
 from shoal.tables import Dense, Each, Filter, Sparse, Step, Table, Wire
 
 MOST_EVENTS = 200_000  # only a guard: the largest plans need a third, and promises are about time
-REST = 3 * limits.SECOND  # until nothing is under way any more
+REST = 3 * limits.SECOND  # until nothing is in flight
 LIVE_WITHIN = 40 * limits.SECOND  # 30 s, and the time to notice a dead worker
 
 
@@ -61,9 +61,9 @@ class StoreRun:
         self.dealer = SimulatedDealer(plan)
         self.cluster = SimulatedCluster(self.world, plan, idle_scheduler)
         self.rollbacks: list[Violation] = []
-        self.owners, self.elastic = OwnershipChecker(self.cluster), ElasticDriver(self.cluster, plan, self)
-        self.recorder.takes = self.elastic.stragglers.takes
-        self.world.on_tell = self._told
+        self.owners, self.moves = OwnershipChecker(self.cluster), MovesDriver(self.cluster, plan, self)
+        self.recorder.duration = self.moves.stragglers.duration
+        self.world.on_tell = self._on_event
         self.bystander = BackgroundLoad(plan, limits.SEGMENTS_PER_SERVER * plan.servers)
         self.workers: dict[str, Worker] = {}
         self.pushed: dict[str, list[int]] = {}  # plain clients: pushes begun over all lives
@@ -75,12 +75,12 @@ class StoreRun:
         self._healed = 0  # when, if all is
         self._unanswered: dict[Worker, int] = {}  # calls of each that ended so
         self._failure: Exception | None = None
-        self.everyone: list[Worker] = []
+        self.all_workers: list[Worker] = []
 
     def verdict(self) -> Verdict:
         with workload.small_limits(self.plan):
             found = judge(self.plan, self._run, [self.world], self.recorder.history)
-        close_coroutines(self.everyone)
+        close_coroutines(self.all_workers)
         for part in _counters(self):
             found.counts.update(part)
         return found
@@ -94,10 +94,10 @@ class StoreRun:
             return [Violation("I13 live", "no table after 20 s without any fault")]
         for name in self.plan.worker_names:
             self._start(name)
-        nemesis = self.elastic.nemesis
+        nemesis = self.moves.nemesis
         nemesis.begin()
         if "bystander" in self.plan.habits:
-            self._stand_by()
+            self._start_bystander()
         if "change delay" in self.plan.habits and self.plan.kind == "each":
             operator.start(self._change_delay(operator))
         self._until(lambda: nemesis.over, self.plan.lasts * limits.MILLISECOND + 30 * limits.SECOND)
@@ -106,10 +106,10 @@ class StoreRun:
         if not self._until(self._at_rest, self._live_within):
             many = f", and after {self.world.events:,} events" if self.world.events >= MOST_EVENTS else ""
             since = (self.world.now - self._healed) / limits.SECOND
-            what = f"not done {since:.0f} s after all was healed{many}: {self._stuck()}"
-            return [*self.rollbacks, *self.elastic.violations, Violation("I13 live", what)]
+            what = f"not done {since:.0f} s after the last fault{many}: {self._stuck()}"
+            return [*self.rollbacks, *self.moves.violations, Violation("I13 live", what)]
         violations = [*self.rollbacks, *check(self.plan, self.recorder.history, self.dealer.void)]
-        violations += [*self.bystander.violations, *self.elastic.check(self.recorder.history)]
+        violations += [*self.bystander.violations, *self.moves.check(self.recorder.history)]
         violations += self._check_end(operator)
         violations += self._check_copies()
         return violations + [Violation("I14 no hang", what) for what in sorted(self._hangs)]
@@ -165,11 +165,11 @@ class StoreRun:
                 self.world.counts["rogue pushes"] += 1
                 self.world.send(fault.who, fault.others[0], *sent)
         else:
-            return self.elastic.carry_out(fault, until)
+            return self.moves.carry_out(fault, until)
         return True
 
     def heal(self) -> None:
-        self.elastic.heal()
+        self.moves.heal()
         self.bystander.stopped = True
 
     def _start(self, name: str) -> None:
@@ -180,7 +180,7 @@ class StoreRun:
         self._life += 1
         role = "client" if self.plan.kind == "clients" else "worker"
         worker = Worker(name, role, f"life-{self._life}", seed=self._life)
-        self.everyone.append(worker)
+        self.all_workers.append(worker)
         worker.on_fenced = lambda: self.world.counts.update(["fenced workers"])
         random = Random(f"{self.plan.seed}/{name}/{self._life}")
         if self.plan.kind == "clients":
@@ -190,12 +190,12 @@ class StoreRun:
         else:
             if self.plan.kind == "step":
                 hand = worker.start(workload.returned_slots_life(worker, self.recorder, self.dealer, random))
-                hand.then(lambda task: self._over(worker, task))
+                hand.then(lambda task: self._on_life_end(worker, task))
             life = worker.start(workload.worker_life(worker, self.recorder, self.dealer, random))
-        life.then(lambda task: self._over(worker, task))
+        life.then(lambda task: self._on_life_end(worker, task))
         return worker, life
 
-    def _over(self, worker: Worker, task: Task) -> None:
+    def _on_life_end(self, worker: Worker, task: Task) -> None:
         if isinstance(task.error, workload.IncarnationEnded):
             self._stopped(worker)
         elif task.error is not None and self._failure is None:
@@ -203,10 +203,10 @@ class StoreRun:
             self._failure = task.error
 
     def _stopped(self, worker: Worker) -> None:
-        """This life cannot go on: it ends, and the next one begins."""
-        self.world.at(self.world.now, lambda: self._again(worker))
+        """Ends this incarnation of a worker and starts the next."""
+        self.world.at(self.world.now, lambda: self._restart_worker(worker))
 
-    def _again(self, worker: Worker) -> None:
+    def _restart_worker(self, worker: Worker) -> None:
         if self.workers[worker.name] is worker and worker.name in self.world.hosts:
             self.world.counts["lives that stopped"] += 1
             self.world.crash(worker.name)
@@ -223,27 +223,28 @@ class StoreRun:
     def _note_end(self, worker: Worker) -> None:
         self.recorder.note("crashed", worker.name, worker.client.session.incarnation)
 
-    def _stand_by(self) -> None:
+    def _start_bystander(self) -> None:
         worker = Worker(NAME, "client", "only", seed=self.plan.seed)
-        self.everyone.append(worker)
-        self._lives[NAME], self.workers[NAME] = worker.start(self.bystander.life(worker, self.cluster.whole)), worker
+        self.all_workers.append(worker)
+        self.workers[NAME] = worker
+        self._lives[NAME] = worker.start(self.bystander.life(worker, self.cluster.is_complete))
         self.cluster.add(worker)
 
     def _at_rest(self) -> bool:
-        """All is done, everybody is where it belongs, and everything lies evenly."""
+        """All work is done, every node is back, and segments are balanced."""
         done = self.plan.kind == "clients" or self.dealer.finished
         done = done and all(life.done and life.error is None for life in self._lives.values())
-        return done and self.elastic.settled and self.cluster.whole() and not self.elastic.uneven()
+        return done and self.moves.settled and self.cluster.is_complete() and not self.moves.uneven()
 
     def _stuck(self) -> str:
         parts = []
         for name, life in self._lives.items():
             if not life.done:
                 parts.append(f"{name}: {'; '.join(calls_of(self.workers[name]))}")
-        if not self.cluster.whole():
+        if not self.cluster.is_complete():
             sets = {str(place) for table in self.cluster.tables() for place in table.places}
-            parts.append(f"not all copies are there again: {', '.join(sorted(sets)[:4])}")
-        return ", ".join([*parts, *self.elastic.stuck()])
+            parts.append(f"copies are missing: {', '.join(sorted(sets)[:4])}")
+        return ", ".join([*parts, *self.moves.stuck()])
 
     @property
     def _live_within(self) -> int:
@@ -255,34 +256,34 @@ class StoreRun:
             raise self._failure
         return ended
 
-    def _told(self, event: RunEvent) -> None:
+    def _on_event(self, event: RunEvent) -> None:
         if isinstance(event, RolledBack):  # no plan of a store takes the last copy
-            why = f"the run went back although copies were left: {event.why}"
+            why = f"the run rolled back although copies were left: {event.why}"
             self.rollbacks.append(Violation("P1 kept", why))
-        self.elastic.told(event)
+        self.moves.on_event(event)
 
     def _after_event(self, name: str) -> None:
-        self.elastic.after_event(name)
+        self.moves.after_event(name)
         if name == COORDINATOR:
             self._see_members()
         elif (worker := self.workers.get(name)) is not None:
             pending = worker.client.dispatcher.inflight.requests.values()
             deadline = worker.now - worker.member.timing.silence - worker.member.timing.resend_most
             if any(one.last_sign < deadline for one in pending):
-                self._hangs.add("a call was silent past its deadline")
+                self._hangs.add("a call had no sign of an answer past its deadline")
             self._see_unanswered(worker)
 
     def _see_unanswered(self, worker: Worker) -> None:
-        """No reachable server may be reported silent once all has been well for long enough."""
+        """Notes servers that are reported silent although all faults ended long ago."""
         count = worker.client.session.counts["unanswered"]
         if count > self._unanswered.get(worker, 0):
             self._unanswered[worker] = count
             if 0 < self._well_since() < self.world.now - 2 * worker.member.timing.silence:
-                self._hangs.add("a server that is here was called silent, long after all was healed")
+                self._hangs.add("a reachable server was reported silent long after the last fault")
             self.world.counts["unanswered"] += 1
 
     def _well_since(self) -> int:
-        """When the last obstacle to answers ended; 0: not yet. A pause may outlast the healing."""
+        """When the last fault ended; 0: not yet. A pause may last longer than the others."""
         return max([self._healed, *(host.paused_until for host in self.world.hosts.values())]) if self._healed else 0
 
     def _see_members(self) -> None:
@@ -301,11 +302,11 @@ class StoreRun:
         task = operator.start(pull_until_answered(operator, TABLE, self.recorder.everything(layout)))
         self.world.tell("operator")
         if not self._until(lambda: task.done, self._live_within) or task.error is not None:
-            return [Violation("I13 live", f"the last pull: {task.error or 'no answer'}")]
+            return [Violation("I13 live", f"the final pull failed: {task.error or 'no answer'}")]
         return check_end(self.plan, self.recorder.history, self.dealer.void, self.recorder.table(task.value))
 
     def _check_copies(self) -> list[Violation]:
-        """I7; and I8 and I12 a little later, when nothing is under way."""
+        """I7; and I8 and I12 a little later, when nothing is in flight."""
         later = self.world.now + REST
         self.world.at(later, lambda: None)
         self._until(lambda: self.world.now >= later, 2 * REST)
@@ -315,7 +316,7 @@ class StoreRun:
 
 
 def _counters(run: StoreRun) -> Iterator[dict[str, int]]:
-    yield run.elastic.stragglers.counts
+    yield run.moves.stragglers.counts
     for coordinator in run.cluster.coordinators:
         yield {f"coordinator: {what}": n for what, n in coordinator.counts.items()}
     for server in [*run.cluster.former, *run.cluster.servers.values()]:
@@ -325,8 +326,8 @@ def _counters(run: StoreRun) -> Iterator[dict[str, int]]:
             yield {f"server: {what}": n for what, n in table_server.counts.items()}
             if table_server.primary is not None:
                 yield {f"server: {what}": n for what, n in table_server.primary.counts.items()}
-    yield from client_counts(run.everyone)
-    for worker in run.everyone:
+    yield from client_counts(run.all_workers)
+    for worker in run.all_workers:
         yield {f"client: lists, {what}": n for what, n in worker.client.session.key_cache.counts.items()}
 
 
@@ -351,7 +352,7 @@ STORE = Scenario(
         network: clogged; cut off; dropped; lost; repeated; slow; very late
         rare: adopt with changes; coordinator crashed during a failover; levels with changes
         rare: coordinator crashed during a fill; duplicate reached the new primary
-        rare: filled with what was counted; server crashed during a fill; told by a deposed server
+        rare: filled with counted pushes; server crashed during a fill; acknowledged by a deposed server
         server: lists let go; another life; fenced; held again; levelled; moved; opening
         server: out of order; promoted; refused; repeated; returned from parking; steps
         server: view behind; void; waited
@@ -367,7 +368,7 @@ MOVES = Scenario(
         fault: ambush; drain server; far server; freeze server; join server; roll
         fault: sluggish coordinator
         moves: named; copied; full; handed; given up; rolled through all servers
-        moves: servers that left; servers that came back; told that it was handed over
+        moves: servers that left; servers that came back; hand-over reported
         network: far
         servers that ended: refused
     """),

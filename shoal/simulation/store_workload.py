@@ -1,9 +1,8 @@
 """Simulated clients and workers that push and pull in the counting model.
 
 In the counting model every client (or slot) has a key of its own in each segment and adds 1 to it.
-So a pulled vector says what it contains: which slots, or how many pushes of which client. One more
-key per segment gets numbers whose sum depends on the order of addition, so that a step that was
-added in another order shows in the last bit.
+So a pulled vector shows which slots, or how many pushes of which client, it contains. One more key
+per segment gets numbers whose sum depends on the order of addition, down to the last bit.
 
 ``BackgroundLoad`` is a client with a table of its own: every value that it pulls lies between its
 acknowledged and its sent pushes. It does not run in plans that roll back.
@@ -110,7 +109,7 @@ class HistoryRecorder:
         self.history: list[Event] = []
         self._calls = 0
         self.on_broken: Callable[[Worker], None] = lambda worker: None  # a push failed for good
-        self.takes: Callable[[str, int], int] = lambda worker, computing: computing
+        self.duration: Callable[[str, int], int] = lambda worker, computing: computing
         self._steps: dict[tuple[Worker, int], int] = {}  # last step, by worker and number of fences
         self.columns = plan.slots if plan.kind != "clients" else plan.workers
         self._lists: dict[int, KeyList] = {}  # reused by all lives of all workers
@@ -126,7 +125,7 @@ class HistoryRecorder:
         columns: Keys = np.arange(self.columns + 1, dtype=np.uint64)
         return (self.starts(layout)[:, None] + columns).reshape(-1)
 
-    def again(self, column: int, keys: Keys) -> Keys | KeyList:
+    def listed(self, column: int, keys: Keys) -> Keys | KeyList:
         """These keys, as a list that servers may know by a number: in every other pair of seeds."""
         if self.plan.seed // 2 % 2 == 0:
             return keys
@@ -141,7 +140,7 @@ class HistoryRecorder:
 
     async def pull(self, worker: Worker, layout: Layout, clock: int | None, enter: bool = False) -> None:
         client = worker.client
-        task = client.pull(TABLE, self.again(-1, self.everything(layout)), clock=clock)
+        task = client.pull(TABLE, self.listed(-1, self.everything(layout)), clock=clock)
         call = self._begin(worker, "pull", clock=client.session.clock if clock is None else clock, enter=enter)
         task.then(lambda task: self._ended(call, task))
         await _or_stop(task)
@@ -154,7 +153,7 @@ class HistoryRecorder:
         keys: Keys = np.sort(np.concatenate([starts + np.uint64(column), starts + np.uint64(self.columns)]))
         slot = None if plan.kind == "clients" else slot_name(plan, number)
         step = self._next_step(worker) if plan.kind == "each" else None
-        task = worker.client.push(TABLE, self.again(column, keys), amounts, slot=slot, step=step, void=void)
+        task = worker.client.push(TABLE, self.listed(column, keys), amounts, slot=slot, step=step, void=void)
         call = self._begin(worker, "push", number=number, step=step or 0)
         task.then(lambda task: self._ended(call, task))
         task.then(lambda task: self.on_broken(worker) if task.error is not None else None)
@@ -190,7 +189,7 @@ async def client_life(worker: Worker, recorder: HistoryRecorder, column: int, do
     plan = recorder.plan
     layout = await _table(worker)
     ones = np.tile(np.array([1.0, 0.0], np.float32), len(recorder.starts(layout)))
-    under_way: deque[Task] = deque()
+    in_flight: deque[Task] = deque()
     while done[0] < plan.slots:
         done[0] += 1
         await _think(worker, recorder, random)
@@ -198,9 +197,9 @@ async def client_life(worker: Worker, recorder: HistoryRecorder, column: int, do
             await recorder.pull(worker, layout, None)
         if random.random() < 0.1:
             _push_nonsense(worker, layout)
-        under_way.append(recorder.push(worker, layout, column, ones, done[0]))
-        await _no_more_than(under_way, 3 if "pipeline" in plan.habits else 0)
-    await _no_more_than(under_way, 0)
+        in_flight.append(recorder.push(worker, layout, column, ones, done[0]))
+        await _finish_down_to(in_flight, 3 if "pipeline" in plan.habits else 0)
+    await _finish_down_to(in_flight, 0)
 
 
 async def worker_life(worker: Worker, recorder: HistoryRecorder, dealer: SimulatedDealer, random: Random) -> None:
@@ -208,7 +207,7 @@ async def worker_life(worker: Worker, recorder: HistoryRecorder, dealer: Simulat
     plan = recorder.plan
     layout = await _table(worker)
     client, entered = worker.client, False
-    under_way: deque[Task] = deque()
+    in_flight: deque[Task] = deque()
     # A step closes when all its slots are here, so a worker must go on before its slot counts.
     ahead = 4 * plan.slots_per_step + 4 if plan.kind == "step" else 4 if "pipeline" in plan.habits else 0
     while not dealer.finished:
@@ -217,7 +216,7 @@ async def worker_life(worker: Worker, recorder: HistoryRecorder, dealer: Simulat
             if slot is not None:
                 dealer.give_back(worker.name)
             elif plan.kind == "each":
-                await _no_more_than(under_way, 0)
+                await _finish_down_to(in_flight, 0)
             if entered:
                 await _park(worker, recorder)
                 entered = False
@@ -231,8 +230,8 @@ async def worker_life(worker: Worker, recorder: HistoryRecorder, dealer: Simulat
         else:
             await recorder.pull(worker, layout, _step(layout, plan, slot))
         await _think(worker, recorder, random)
-        under_way.append(_push_slot(worker, recorder, dealer, layout, slot))
-        await _no_more_than(under_way, ahead)
+        in_flight.append(_push_slot(worker, recorder, dealer, layout, slot))
+        await _finish_down_to(in_flight, ahead)
     if entered:
         await _park(worker, recorder)
 
@@ -274,9 +273,9 @@ async def _park(worker: Worker, recorder: HistoryRecorder) -> None:
     await _or_stop(worker.client.park())
 
 
-async def _no_more_than(under_way: deque[Task], most: int) -> None:
-    while len(under_way) > most:
-        await _or_stop(under_way.popleft())
+async def _finish_down_to(in_flight: deque[Task], most: int) -> None:
+    while len(in_flight) > most:
+        await _or_stop(in_flight.popleft())
 
 
 def _step(layout: Layout, plan: FaultPlan, slot: int) -> int:
@@ -291,8 +290,8 @@ async def _table(worker: Worker) -> Layout:
 
 async def _think(worker: Worker, recorder: HistoryRecorder, random: Random) -> None:
     longest = recorder.plan.think * MILLISECOND
-    takes = recorder.takes(worker.name, random.randrange(longest // 10, longest))
-    await worker.sleep(takes)
+    duration = recorder.duration(worker.name, random.randrange(longest // 10, longest))
+    await worker.sleep(duration)
 
 
 async def _or_stop(task: Task) -> None:
@@ -363,13 +362,13 @@ class BackgroundLoad:
         while not self.stopped or not came_to_rest():
             await worker.sleep(self._random.randrange(20, self._pause) * MILLISECOND)
             await self._once(worker)
-        while not await self._look(worker):  # the last word
+        while not await self._check_values(worker):  # the last word
             await worker.sleep(100 * MILLISECOND)
         await worker.sleep(100 * MILLISECOND)
 
     async def _once(self, worker: Worker) -> None:
         if self._random.random() < 0.3:
-            await self._look(worker)
+            await self._check_values(worker)
             return
         self.sent += 1
         try:
@@ -379,13 +378,13 @@ class BackgroundLoad:
         else:
             self.acked += 1
 
-    async def _look(self, worker: Worker) -> bool:
+    async def _check_values(self, worker: Worker) -> bool:
         least = self.acked
         try:
             found = await worker.client.pull(ASIDE, self._keys)
         except ShoalError:
             return False
         if not ((least <= found) & (found <= self.sent)).all():
-            what = f"the table aside has {found.tolist()}, acknowledged were {least} pushes of {self.sent}"
+            what = f"the bystander's table has {found.tolist()}: {least} of {self.sent} pushes were acknowledged"
             self.violations.add("I1 exactly once", what)
         return True

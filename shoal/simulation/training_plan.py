@@ -50,7 +50,7 @@ class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True
     settings: dict[str, Any] = {}  # of the strategy
     batch: int = 2
     features: int = 24
-    poisoned: int = -1  # a row with a value that is no number
+    poisoned: int = -1  # a row whose value is NaN
     stop: dict[str, Any] = {}
     evaluate: float = 1.0  # epochs; 0: only at the beginning and the end
     ahead: int = 16  # slots that a worker asks for at first
@@ -105,7 +105,7 @@ class TrainingPlan(FaultPlan, frozen=True, kw_only=True, repr_omit_defaults=True
             }
         )
 
-    def taken_up(self) -> TrainingPlan:
+    def resumed(self) -> TrainingPlan:
         """The plan of the resumed run: other numbers of nodes, no faults."""
         servers, workers = self.next_servers, min(self.next_workers, self.settings.get("parts", self.next_workers))
         copies = min(self.copies, servers)
@@ -226,7 +226,7 @@ def _scheduler(plan: TrainingPlan, random: Random) -> list[Fault]:
     return [Fault("crash", random.randrange(plan.lasts), lasts, who) for _ in range(random.choice([1, 2]))]
 
 
-def _comings(plan: TrainingPlan, random: Random) -> list[Fault]:
+def _joins_and_leaves(plan: TrainingPlan, random: Random) -> list[Fault]:
     found: list[Fault] = []
     for number in range(random.choice([0, 1, 2])):
         found.append(Fault("hire", random.randrange(plan.lasts), who=plan.newcomer_worker(number)))
@@ -240,7 +240,7 @@ def _comings(plan: TrainingPlan, random: Random) -> list[Fault]:
     return found
 
 
-_OWN = {"evaluator": _evaluator, "comings": _comings, "stragglers": faults.stragglers}
+_OWN = {"evaluator": _evaluator, "comings": _joins_and_leaves, "stragglers": faults.stragglers}
 
 
 PER_ROW = 3  # features of a row, where rows are mixed
@@ -248,7 +248,7 @@ FOLDER = Path("/memory")
 
 
 def mixed(rows: int, features: int, seed: int, test_rows: int = 16, poisoned: int = -1) -> Dataset:
-    """Labels that a linear model can learn in part; the value of row ``poisoned`` is no number."""
+    """Labels that a linear model can learn in part; the value of row ``poisoned`` is NaN."""
     random = np.random.Generator(np.random.PCG64([seed, rows, features]))
     truth = random.standard_normal(features)
     train = _mixed(rows, features, random, truth)

@@ -1,7 +1,7 @@
 """The scenario TRAINING: whole runs with faults, by the classes that ship; and their checks.
 
     I1 exactly-once    every slot counts once, in the tally and (where weights count) in the model
-    P3 same bits       sync: the model and every judged model equal the serial run's after that step
+    P3 same bits       sync: all evaluated models equal the serial run's after the same step
     P8, I9             a run rolls back only when all copies are lost, and never past a reported
                        checkpoint
     evaluations        are in order, at the right steps, and of the model that they name
@@ -49,11 +49,11 @@ class TrainingChecker:
         """``weights`` and ``tally`` are the tables at the end, None if they could not be read."""
         self.run, self.plan, self.weights, self.tally, self.resumed = run, run.plan, weights, tally, resumed
         self.work = run.scheduler.workload
-        self.held = 0  # models compared with the serial run
+        self.compared = 0  # models compared with the serial run
         self._limit, self._limit_reason = limit_of(run.plan)
         per_pass = run.plan.slots_per_pass or 1
         self._every = max(1, round(run.plan.evaluate * per_pass)) if run.plan.evaluate else ENDLESS
-        self.rolled_back = any(isinstance(event, RolledBack) for event in run.told)
+        self.rolled_back = any(isinstance(event, RolledBack) for event in run.events)
 
     def check(self) -> Iterator[Violation]:
         yield from self._ends()
@@ -70,9 +70,9 @@ class TrainingChecker:
     def _nothing_twice(self) -> Iterator[Violation]:
         """A resumed run without faults computes what its checkpoint lacks, and nothing else."""
         computed = sum(trainer._done for trainer in self.run.nodes.trainers.values())
-        lacked = self.work.done - self.run.begun_with
+        lacked = self.work.done - self.run.resumed_slots
         if computed != lacked:
-            what = f"{computed} slots were computed after {self.run.begun_with} of a checkpoint, {lacked} were to be"
+            what = f"{computed} slots were computed after a checkpoint with {self.run.resumed_slots}, expected {lacked}"
             yield Violation("resume", what)
 
     def _ends(self) -> Iterator[Violation]:
@@ -83,7 +83,7 @@ class TrainingChecker:
         if failed and not self._may_fail(failed):
             yield Violation("P10 goes on", f"the run failed: {failed}")
         if (self.weights is None or self.tally is None) and not self.plan.beyond:
-            yield Violation("I13 live", "the tables could not be read when it was over")
+            yield Violation("I13 live", "the tables could not be read after the run had ended")
 
     def _may_fail(self, why: str) -> bool:
         """Whether the plan explains a failure: no workers, or a lost model."""
@@ -94,37 +94,37 @@ class TrainingChecker:
         return bool(self.plan.faults) and any(one in why for one in LEGITIMATE)
 
     def _order(self) -> Iterator[Violation]:
-        kinds = [type(event) for event in self.run.told]
+        kinds = [type(event) for event in self.run.events]
         if Evaluated in kinds and (Started not in kinds or kinds.index(Evaluated) < kinds.index(Started)):
-            yield Violation("order", "a model was judged before the run had started")
+            yield Violation("order", "a model was evaluated before the run had started")
         # A scheduler may end between a line of its journal and the ack of its event; its next life
         # then repeats the event. So only events from before the end may come once more.
         stop = kinds.index(Stopped) if Stopped in kinds else len(kinds)
-        before = [event for event in self.run.told[:stop] if isinstance(event, Evaluated)]
-        if any(isinstance(event, Evaluated) and event not in before for event in self.run.told[stop:]):
-            yield Violation("order", "a model was judged after the run had stopped")
-        whys = {event.why for event in self.run.told if isinstance(event, Stopped)}
+        before = [event for event in self.run.events[:stop] if isinstance(event, Evaluated)]
+        if any(isinstance(event, Evaluated) and event not in before for event in self.run.events[stop:]):
+            yield Violation("order", "a model was evaluated after the run had stopped")
+        whys = {event.why for event in self.run.events if isinstance(event, Stopped)}
         if len(whys) > 1:
-            yield Violation("order", f"it stopped for several reasons: {sorted(whys)}")
+            yield Violation("order", f"the run reported several reasons to stop: {sorted(whys)}")
 
     def _rollbacks(self) -> Iterator[Violation]:
         saved = 0
-        for event in self.run.told:
+        for event in self.run.events:
             if isinstance(event, Saved):
                 saved = event.number
             elif isinstance(event, RolledBack):
                 if (event.checkpoint or 0) < saved and not self.run.cluster.damaged:
                     back = event.checkpoint or "the beginning"
-                    yield Violation("I9 durable", f"checkpoint {saved} was told of, and the run went back to {back}")
+                    yield Violation("I9 durable", f"checkpoint {saved} was reported, but the run rolled back to {back}")
                 if not self.plan.beyond:
-                    yield Violation("P1 kept", f"the run went back although copies were left: {event.why}")
+                    yield Violation("P1 kept", f"the run rolled back although copies were left: {event.why}")
                 saved = event.checkpoint or 0
 
     @cached_property
-    def _judged(self) -> list[tuple[Evaluated, Values | None]]:
+    def _valid_evaluations(self) -> list[tuple[Evaluated, Values | None]]:
         """Evaluations of the past that holds, each once; some may be reported again."""
         found: list[tuple[Evaluated, Values | None]] = []
-        for event, weights in self.run.judged:
+        for event, weights in self.run.evaluated:
             while found and found[-1][0].number >= event.number:
                 before = found.pop()
                 if before[0].number == event.number:
@@ -133,27 +133,27 @@ class TrainingChecker:
         return found
 
     def _evaluations(self) -> Iterator[Violation]:
-        told: dict[int, Evaluated] = {}
-        for event, _ in self.run.judged:
-            again = told.get(event.number)
+        known: dict[int, Evaluated] = {}
+        for event, _ in self.run.evaluated:
+            again = known.get(event.number)
             same = again is None or (again.steps, again.test_loss) == (event.steps, event.test_loss)
             if not same and not self.rolled_back:
-                yield Violation("evaluations", f"evaluation {event.number} was told twice, and not the same")
-            told[event.number] = event
-        judged = [event for event, _ in self._judged]
-        numbers = [event.number for event in judged]
+                yield Violation("evaluations", f"evaluation {event.number} was reported twice, with different results")
+            known[event.number] = event
+        evaluations = [event for event, _ in self._valid_evaluations]
+        numbers = [event.number for event in evaluations]
         first = numbers[0] if self.resumed and numbers else 0
         if numbers != list(range(first, first + len(numbers))):
             yield Violation("evaluations", f"evaluations {numbers}: some are missing")
-        if any(after.steps < before.steps for before, after in pairwise(judged)):
-            yield Violation("evaluations", f"at steps {[event.steps for event in judged]}: not in order")
+        if any(after.steps < before.steps for before, after in pairwise(evaluations)):
+            yield Violation("evaluations", f"steps {[event.steps for event in evaluations]} are not in order")
         if self.work.step is not None:
-            yield from self._at_their_steps(judged)
+            yield from self._at_their_steps(evaluations)
         elif self.plan.counts:
-            for before, (event, weights) in zip([None, *judged], self._judged, strict=False):
+            for before, (event, weights) in zip([None, *evaluations], self._valid_evaluations, strict=False):
                 yield from self._at_its_slots(before, event, weights)
 
-    def _at_their_steps(self, judged: list[Evaluated]) -> Iterator[Violation]:
+    def _at_their_steps(self, evaluations: list[Evaluated]) -> Iterator[Violation]:
         """In step mode: before the first step, every so many slots, and after the last."""
         planned, every, at = [0], self._every, 0
         while every < ENDLESS and at < self._limit:
@@ -161,36 +161,36 @@ class TrainingChecker:
             planned.append(self.work.steps_until(at))
         if self.run.scheduler.counts["evaluations of a later step"]:
             if not self.resumed and self.run.evaluators < 2:
-                yield Violation("evaluations", "one of a later step than was asked for, and no evaluator was lost")
-            return  # an evaluator died, and another judged what was there: the bits are checked
-        for event in judged:
-            last = self.run.scheduler.ended and event is judged[-1]
+                yield Violation("evaluations", "one is of a later step than requested, but no evaluator was lost")
+            return  # an evaluator died, and another evaluated what was there: bits are checked
+        for event in evaluations:
+            last = self.run.scheduler.ended and event is evaluations[-1]
             if event.steps not in planned and not last:
-                yield Violation("evaluations", f"one at step {event.steps}, and not at one of {planned[:9]}")
+                yield Violation("evaluations", f"one is at step {event.steps}, expected only at {planned[:9]}")
         if self.run.scheduler.ended and not self.run.scheduler.failed:
-            steps = [event.steps for event in judged]
+            steps = [event.steps for event in evaluations]
             missing = [step for step in planned if steps and steps[0] <= step < steps[-1] and step not in steps]
             if missing:
-                yield Violation("evaluations", f"none at steps {missing[:9]}")
+                yield Violation("evaluations", f"there are none at steps {missing[:9]}")
             if not steps or steps[-1] != self.work.steps_until(self.work.limit):
-                yield Violation("evaluations", f"the last at step {steps[-1:]}, the run ended at {self.work.steps}")
+                yield Violation("evaluations", f"the last is at step {steps[-1:]}, the run ended at {self.work.steps}")
 
     def _at_its_slots(self, before: Evaluated | None, event: Evaluated, weights: Values | None) -> Iterator[Violation]:
         """Where pushes count at once: all named slots are in it, and few others."""
         if weights is None:
             return
         inside, every = round(float(weights.astype(np.float64).sum() / STEP)), self._every
-        told = self.run.told
-        later = sum(isinstance(one, Voided) for one in told[told.index(event) :])
+        events = self.run.events
+        later = sum(isinstance(one, Voided) for one in events[events.index(event) :])
         named = event.steps - (len(self.work.voids) - later)  # slots are not done in order
         if inside < named:
-            what = f"evaluation {event.number} is of {named} slots, and only {inside} are in the model"
+            what = f"evaluation {event.number} names {named} slots, but only {inside} are in its model"
             yield Violation("evaluations", what)
         most = self._limit
         if every < ENDLESS and before is not None:
             most = min(most, (before.steps // every + 2) * every)
         if inside > most and not self._may_have_more:
-            what = f"evaluation {event.number}, after {event.steps} slots, is of {inside} slots, of at most {most}"
+            what = f"evaluation {event.number}, after {event.steps} slots, has {inside} in its model: at most {most} expected"
             yield Violation("evaluations", what)
 
     def _exactly_once(self) -> Iterator[Violation]:
@@ -203,10 +203,10 @@ class TrainingChecker:
         more = failed or self._may_have_more
         wrong = np.flatnonzero((tally > 1) | ((tally < counted) & (not back)) | ((tally > counted) & (not more)))
         if len(wrong):
-            found = ", ".join(f"slot {slot}: {tally[slot]:g} for {counted[slot]:g}" for slot in wrong[:6].tolist())
-            yield Violation("I1 exactly-once", f"{len(wrong)} slots of {int(counted.sum())}: {found}")
+            found = ", ".join(f"slot {slot}: {tally[slot]:g}, not {counted[slot]:g}" for slot in wrong[:6].tolist())
+            yield Violation("I1 exactly-once", f"{len(wrong)} slots have wrong counts: {found}")
         if not failed and work.done != work.limit:
-            yield Violation("I1 exactly-once", f"{work.done} slots are counted, {work.limit} were to be")
+            yield Violation("I1 exactly-once", f"{work.done} slots are counted, expected {work.limit}")
         if self.plan.counts and not failed and self.weights is not None:
             yield from self._counted_in_weights(self.weights)
 
@@ -236,8 +236,8 @@ class TrainingChecker:
         found = weights.astype(np.float64) / STEP
         wrong = np.flatnonzero((found < expected) | (found > expected + either))
         if len(wrong):
-            some = ", ".join(f"{found[one]:g} for {expected[one]:g}" for one in wrong[:6].tolist())
-            yield Violation("I1 exactly-once", f"{len(wrong)} weights count other slots than were counted: {some}")
+            some = "; ".join(f"{found[one]:g}, expected {expected[one]:g}" for one in wrong[:6].tolist())
+            yield Violation("I1 exactly-once", f"{len(wrong)} weights differ from the counted slots: {some}")
 
     @property
     def _is_exact(self) -> bool:
@@ -248,7 +248,7 @@ class TrainingChecker:
         # a part that changes its holder begins with newer weights
         if self.plan.strategy == "block-proximal":
             behind = behind and (self.plan.faults or self.resumed)
-            # it repeated a part of what was judged
+            # it repeated a part of what was evaluated
             behind = behind or (self.rolled_back and self.run.scheduler.failed)
         return not (died or newer or behind)
 
@@ -257,10 +257,10 @@ class TrainingChecker:
             return
         models = [
             (event.steps, f"the model of evaluation {event.number}", weights)
-            for event, weights in self._judged
+            for event, weights in self._valid_evaluations
             if weights is not None
         ]
-        self.held += len(models)
+        self.compared += len(models)
         if not self.run.scheduler.failed and self.weights is not None:
             models.append((self.work.steps_until(self.work.limit), "the model", self.weights))
         wrong, run, starts = "", self.run, self.run.starts
@@ -272,34 +272,34 @@ class TrainingChecker:
             if other is None:
                 return
             if way == WAYS:
-                run.world.counts["rare: models that may be of too many hands"] += 1
+                run.world.counts["rare: too many possible holders to compare models"] += 1
                 return
-            wrong = wrong or f"{other[1]} is not the serial run's after step {other[0]}"
+            wrong = wrong or f"{other[1]} differs from the serial run after step {other[0]}"
         yield Violation("P3 same bits", wrong)
 
     def _stop_rules(self) -> Iterator[Violation]:
-        why = next((event for event in self.run.told if isinstance(event, Stopped)), None)
+        why = next((event for event in self.run.events if isinstance(event, Stopped)), None)
         if why is None:
-            yield Violation("stop rules", "the run ended, and nobody was told why")
+            yield Violation("stop rules", "the run ended without reporting a reason")
             return
         limit, reason = self._limit, self._limit_reason
         if self.work.done > limit:
-            yield Violation("stop rules", f"{self.work.done} slots were counted, at most {limit} were to be")
+            yield Violation("stop rules", f"{self.work.done} slots were counted, at most {limit} expected")
         if why.why == reason and self.work.done != limit:
-            yield Violation("stop rules", f"{reason!r} with {self.work.done} of {limit} slots")
+            yield Violation("stop rules", f"stopped with {reason!r} after {self.work.done} of {limit} slots")
         seconds = self.plan.stop.get("seconds")
         if why.why.endswith("seconds are over") and (seconds is None or why.seconds < seconds):
-            yield Violation("stop rules", f"{why.why!r} after {why.seconds:g} seconds")
+            yield Violation("stop rules", f"stopped with {why.why!r} after {why.seconds:g} seconds")
         if not self.rolled_back and not self.resumed:
             yield from self._by_loss(why.why)
 
     def _by_loss(self, why: str) -> Iterator[Violation]:
         """The first evaluation that calls for an end causes it: at most one more follows."""
         rules: dict[str, Any] = self.plan.stop
-        judged = [event for event, _ in self._judged]
-        ends, reason = len(judged) - 1, ""
+        evaluations = [event for event, _ in self._valid_evaluations]
+        ends, reason = len(evaluations) - 1, ""
         mark, without = float("inf"), 0
-        for place, event in enumerate(judged):
+        for place, event in enumerate(evaluations):
             better = event.test_loss < mark - rules.get("min_delta", 0.0)
             mark, without = (event.test_loss, 0) if better else (mark, without + 1)
             if event.test_loss <= rules.get("target_loss", -1.0):
@@ -309,13 +309,13 @@ class TrainingChecker:
             if reason:
                 ends = place
                 break
-        if reason and len(judged) - 1 > ends + 1:
-            yield Violation("stop rules", f"{reason!r} at evaluation {ends}, and it ended with {len(judged) - 1}")
+        if reason and len(evaluations) - 1 > ends + 1:
+            yield Violation("stop rules", f"{reason!r} at evaluation {ends}, but the last is {len(evaluations) - 1}")
         by_loss = why.startswith(("target loss", "no improvement"))
         if by_loss and why != reason:
-            yield Violation("stop rules", f"it ended with {why!r}, its evaluations say {reason or 'nothing'!r}")
-        if reason and not by_loss and ends < len(judged) - 2:
-            yield Violation("stop rules", f"it ended with {why!r}, its evaluations said {reason!r} long before")
+            yield Violation("stop rules", f"stopped with {why!r}, but evaluations call for {reason or 'nothing'!r}")
+        if reason and not by_loss and ends < len(evaluations) - 2:
+            yield Violation("stop rules", f"stopped with {why!r}, long after evaluations called for {reason!r}")
 
 
 def limit_of(plan: TrainingPlan) -> tuple[int, str]:
@@ -366,11 +366,11 @@ class TrainingScenario:
             self.counts["runs of a group that were resumed"] += 1
         elif found is not None or not self.plan.ends:
             return found or []
-        plan = self.plan.taken_up()
+        plan = self.plan.resumed()
         second = self._life(plan, first)
         # On the disk after the crash: an unreported checkpoint may look complete in the cache only.
         origin = second.newest_checkpoint()
-        self.counts["runs taken up from a checkpoint" if origin else "runs begun again"] += 1
+        self.counts["runs resumed from a checkpoint" if origin else "runs started again"] += 1
         return [*_lost(first, origin), *(self._live(second, origin) or [])]
 
     def _life(self, plan: TrainingPlan, former: TrainingWorld | None = None) -> TrainingWorld:
@@ -385,17 +385,17 @@ class TrainingScenario:
     def _live(self, run: TrainingWorld, origin: Origin | None) -> list[Violation] | None:
         """The violations of this life; None if it ended early without checks."""
         if not run.set_up(origin, self.plan.job):
-            return [Violation("I13 live", "no tables 30 s after the beginning, without any fault")]
-        nemesis = run.elastic.nemesis
+            return [Violation("I13 live", "no tables after 30 s without any fault")]
+        nemesis = run.moves.nemesis
         if "early faults" not in self.plan.habits:
-            run.until(lambda: run.was_told(Started), BEGINS_WITHIN)
+            run.until(lambda: run.has_event(Started), BEGINS_WITHIN)
         began = run.world.now
         nemesis.begin()
         if run.plan.ends:
             ends = began + run.plan.ends * MILLISECOND
             run.world.at(ends, lambda: None)
             bare = run.plan.seed % 8 == 0  # it may end before there is any checkpoint
-            run.until(lambda: (run.world.now >= ends and (bare or run.was_told(Saved))) or run.scheduler.ended, AFTER)
+            run.until(lambda: (run.world.now >= ends and (bare or run.has_event(Saved))) or run.scheduler.ended, AFTER)
             if not run.scheduler.ended:
                 return None
         run.until(lambda: nemesis.over or run.over, run.plan.lasts * MILLISECOND + AFTER)
@@ -404,15 +404,15 @@ class TrainingScenario:
         slots = min(run.scheduler.workload.limit, 4 * run.plan.slots)
         within = (40_000 + slots * run.plan.think) * MILLISECOND  # to notice deaths and compute
         if not run.until(lambda: run.over, within):
-            return [Violation("I13 live", f"not over {within // SECOND} s after all was healed: {self._stuck(run)}")]
+            return [Violation("I13 live", f"not over {within // SECOND} s after the last fault: {self._stuck(run)}")]
         if run.plan.group and "resume this run" in run.scheduler.failed and run.plan.beyond:
             return None
         checker = TrainingChecker(run, run.pull(TABLE), run.pull(TALLY), origin is not None)
-        found = [*run.staleness.violations[:3], *run.delays.violations[:3], *run.elastic.violations, *checker.check()]
+        found = [*run.staleness.violations[:3], *run.delays.violations[:3], *run.moves.violations, *checker.check()]
         if run.auditor is not None:
             found += run.auditor.violations[:3]
-            self.counts["reads of the account"] += run.auditor.reads
-        self.counts["models held against the serial run"] += checker.held
+            self.counts["reads of the tally"] += run.auditor.reads
+        self.counts["models compared with the serial run"] += checker.compared
         return found
 
     def _stuck(self, run: TrainingWorld) -> str:
@@ -422,40 +422,40 @@ class TrainingScenario:
         parts.append(f"{run.world.events} events")
         for name, task in run.nodes.ends.items():
             if not task.done and name in run.world.hosts:
-                worker = next(one for one in reversed(run.nodes.everyone) if one.name == name)
+                worker = next(one for one in reversed(run.nodes.all_workers) if one.name == name)
                 parts.append(f"{name}: {'; '.join(calls_of(worker)[:3])}")
         return ", ".join(parts)
 
 
 def _lost(run: TrainingWorld, found: Origin | None) -> list[Violation]:
     """I9: a reported checkpoint, or a later one, survives this life, unless a fault damaged it."""
-    told = 0
-    for event in run.told:
+    reported = 0
+    for event in run.events:
         if isinstance(event, Saved):
-            told = event.number
+            reported = event.number
         elif isinstance(event, RolledBack):
-            told = event.checkpoint or 0
+            reported = event.checkpoint or 0
     newest = 0 if found is None else found[1].number
-    if newest >= told or run.cluster.damaged:
+    if newest >= reported or run.cluster.damaged:
         return []
-    return [Violation("I9 durable", f"checkpoint {told} was told of, and {newest or 'none'} is there after a crash")]
+    return [Violation("I9 durable", f"checkpoint {reported} was reported, and the newest is {newest or 'none'}")]
 
 
 def _counts(run: TrainingWorld) -> Counter[str]:
-    counts = Counter(type(event).__name__.lower() for event in run.told)
+    counts = Counter(type(event).__name__.lower() for event in run.events)
     if run.cluster.coordinators:
         scheduler = run.scheduler
         counts.update({f"run: {what}": n for what, n in scheduler.counts.items() if len(what) < 40})
         counts["void slots"] += len(scheduler.workload.voids)
-    for event in run.told:
+    for event in run.events:
         if isinstance(event, Stopped):
             counts.update(f"stopped: {word}" for word in _WORDS if word in event.why)
     counts["workers that left"] += len(run.left & run.leaving.keys())
     counts["schedulers started again"] += max(0, len(run.schedulers) - 1)
     counts["evaluators started again"] += run.evaluators - 1
-    counts["answers held against the staleness bound"] += run.staleness.checked
+    counts["answers checked for staleness"] += run.staleness.checked
     counts["delays that changed"] += run.delays.changes
-    for part in client_counts(run.nodes.everyone):
+    for part in client_counts(run.nodes.all_workers):
         counts.update(part)
     return counts
 
@@ -465,8 +465,8 @@ TRAINING = Scenario(
     draw=draw,
     run=lambda plan, trace: TrainingScenario(plan, trace).verdict(),
     sometimes=counters("""
-        answers held against the staleness bound; delays that changed; evaluators started again
-        models held against the serial run; reads of the account; runs taken up from a checkpoint
+        answers checked for staleness; delays that changed; evaluators started again
+        models compared with the serial run; reads of the tally; runs resumed from a checkpoint
         schedulers started again; void slots; workers that left
         client: fenced; resent
         disk: writes torn by a crash
@@ -474,7 +474,7 @@ TRAINING = Scenario(
         fault: cut worker; drain server; full coordinator; halting worker; hire worker; join server
         fault: leave worker; pause worker; power; rot; slower worker; stall worker; twin worker
         network: lost; repeated
-        rare: one of two of a name gave way
+        rare: one of two processes of a name ended
         run: coordinator restarts; rollbacks; second copies; second copies first; slots dealt again
         run: slots with newer weights; workers lost
         stopped: epoch; improvement; seconds; step; target

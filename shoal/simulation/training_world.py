@@ -1,10 +1,9 @@
 """Runs one training run in a simulated world: all nodes are the classes that ship.
 
-Only network, disk, clocks and the launcher's part (who starts a process, who sees it end) are
-simulated. A process that has nothing left to compute says good-bye; if its coroutine raised, the
-launcher sees it end and tells the scheduler. A name that is hired again is another life, with
-another token and an empty memory. ``TrainingWorld`` puts the nodes on hosts and carries faults
-out; ``training_scenario`` says what must hold.
+Only network, disk, clocks and the launcher are simulated. A process that has nothing left to
+compute leaves; if its coroutine raised, the launcher reports its end to the scheduler. A name that
+is hired again is another incarnation. ``TrainingWorld`` puts the nodes on hosts and carries out
+faults; ``training_scenario`` checks what must hold.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from shoal.schedule import stragglers
 from shoal.schedule.intervals import spread
 from shoal.simulation.cluster import ROOT, SimulatedCluster, close_coroutines, pull_until_answered, servers_joined
 from shoal.simulation.faults import Fault
-from shoal.simulation.moves_driver import ElasticDriver
+from shoal.simulation.moves_driver import MovesDriver
 from shoal.simulation.reference import BlocksBegun, BlockTurn, PartHolders
 from shoal.simulation.scenarios import Trace, Violations
 from shoal.simulation.training_plan import EVALUATOR, LAUNCHER, TrainingPlan, mixed, separate
@@ -79,7 +78,7 @@ class TrainingNodes:
         self.trainers: dict[str, Trainer] = {}  # the present life of each
         self.ends: dict[str, Task] = {}  # of trainers and evaluators: done when they have finished
         self.evaluator: Evaluator | None = None
-        self.everyone: list[Worker] = []  # all lives
+        self.all_workers: list[Worker] = []  # all lives
         # a process ended with an error
         self.on_broken: Callable[[str, Exception], None] = lambda name, error: None
         self.left: set[str] = set()  # processes that have finished
@@ -115,7 +114,7 @@ class TrainingNodes:
         self._lives += 1
         name, token = member_name(name, self.group), f"{name}-{self._lives}"
         worker = Worker(name, role, token, seed=self._lives, group=self.group)
-        self.everyone.append(worker)
+        self.all_workers.append(worker)
         return worker
 
     def after_event(self, name: str) -> None:
@@ -164,11 +163,11 @@ class TrainingWorld:
         self.plan, self.job, self.dataset = plan, plan.job, data_of(plan)
         self.world = World(plan.seed + (number << 40), trace)
         self.world.after_event = self._after_event
-        self.world.on_tell = self._told
+        self.world.on_tell = self._on_event
         self.world.weather.delay = plan.delay * MILLISECOND
         self.cluster = SimulatedCluster(self.world, plan, lambda: None if plan.group else self._scheduler())
         self.cluster.job = self.job.identity
-        self.elastic = ElasticDriver(self.cluster, plan, self)
+        self.moves = MovesDriver(self.cluster, plan, self)
         self.nodes = TrainingNodes(self.world, self.job, self.dataset, plan.group, self.cluster.add)
         self.nodes.on_broken, self.left = self._broke, self.nodes.left
         bounded = plan.strategy == "bounded" and plan.settings["max_delay"] != "auto"
@@ -176,17 +175,17 @@ class TrainingWorld:
         self.delays, self.parts = DelayWatch(), parts or PartsWatch()
         self.parts.life = number
         self.auditor: TrainingAudit | None = None
-        self.world.takes = self._takes
+        self.world.duration = self._duration
         self.schedulers: list[SchedulerNode] = []  # all lives, the last one is the present
-        self.told: list[RunEvent] = []
+        self.events: list[RunEvent] = []
         # with the weights, if the evaluator is still there
-        self.judged: list[tuple[Evaluated, Values | None]] = []
-        self.begun_with = 0  # slots that are in the checkpoint that this life was taken up from
+        self.evaluated: list[tuple[Evaluated, Values | None]] = []
+        self.resumed_slots = 0  # slots in the checkpoint that this run was resumed from
         self.broken: dict[str, Exception] = {}  # processes that ended with an error
         self.leaving: dict[str, int] = {}  # workers that were asked to go, and of which life
-        # ends of processes that no scheduler was there to hear of
-        self._unheard: list[ProcessEnd] = []
-        self._doubled: dict[str, int] = {}  # names that two processes had, until then
+        # ends of processes that no scheduler was running to receive
+        self._unreported: list[ProcessEnd] = []
+        self._shared_until: dict[str, int] = {}  # names that two processes share, until then
         self.dealt: set[int] = set()  # all slots that were ever assigned
         self.world.watch(self._dealt, m.Deal)
 
@@ -207,7 +206,7 @@ class TrainingWorld:
 
     @property
     def evaluators(self) -> int:
-        return sum(one.client.session.role == "evaluator" for one in self.nodes.everyone)
+        return sum(one.client.session.role == "evaluator" for one in self.nodes.all_workers)
 
     @property
     def over(self) -> bool:
@@ -220,7 +219,7 @@ class TrainingWorld:
     def set_up(self, origin: Origin | None = None, was: Job | None = None) -> bool:
         """Starts all nodes, with new tables or from ``origin``; False: it took too long."""
         if origin is not None:
-            self.begun_with = _slots_in(origin[1], self._scheduler())
+            self.resumed_slots = _slots_in(origin[1], self._scheduler())
             state = state_to_resume(origin[1], was or self.job, self.job, self.dataset.train.rows)
             record = msgspec.msgpack.encode(JournalSnapshot(state))
             self.world.journals[self.dealer] = SimulatedJournal([record])
@@ -246,45 +245,45 @@ class TrainingWorld:
         return found
 
     def _start_scheduler(self) -> None:
-        records = self.world.written(self.dealer)
+        records = self.world.durable_records(self.dealer)
         writer = make_checkpoints(self.job, ROOT, self.cluster.disk).writer if self.plan.checkpoint else None
         token = f"scheduler-{len(self.schedulers)}"
         node = SchedulerNode(self.plan.group, token, f"memory:{self.dealer}", self._scheduler(), writer, records)
         self.schedulers.append(node)
         self.cluster.add(node)
 
-    def was_told(self, kind: type[RunEvent]) -> bool:
-        return any(isinstance(event, kind) for event in self.told)
+    def has_event(self, kind: type[RunEvent]) -> bool:
+        return any(isinstance(event, kind) for event in self.events)
 
     def until(self, done: Callable[[], bool], within: int) -> bool:
         return self.world.run(done, self.world.now + within, MOST_EVENTS)
 
-    def _takes(self, name: str, nanoseconds: int) -> int:
+    def _duration(self, name: str, nanoseconds: int) -> int:
         """How long a node computes: a worker up to what the plan says, all others briefly."""
         if name not in self.nodes.trainers:
             return nanoseconds
         nanoseconds = nanoseconds * self.plan.think * MILLISECOND // self.world.computing[1]
-        return self.elastic.stragglers.takes(name, nanoseconds)
+        return self.moves.stragglers.duration(name, nanoseconds)
 
-    def _told(self, event: RunEvent) -> None:
-        self.told.append(event)
+    def _on_event(self, event: RunEvent) -> None:
+        self.events.append(event)
         if isinstance(event, Evaluated):
             last = None if self.nodes.evaluator is None else self.nodes.evaluator.last
             known = last is not None and last.number == event.number
-            self.judged.append((event, last.weights if known and last is not None else None))
+            self.evaluated.append((event, last.weights if known and last is not None else None))
         elif isinstance(event, Warned) and "it goes on when one comes" in event.what:
-            self.world.at(self.world.now, self._send_a_worker)
-        self.elastic.told(event)
-        self.delays.told(event)
+            self.world.at(self.world.now, self._hire_one)
+        self.moves.on_event(event)
+        self.delays.on_event(event)
 
-    def _send_a_worker(self) -> None:
+    def _hire_one(self) -> None:
         """Hires a worker for a run that lost its model after all workers had left."""
-        name = self.plan.newcomer_worker(len(self.left) + len(self.nodes.everyone))
-        self.world.counts["workers that came when none was left"] += 1
+        name = self.plan.newcomer_worker(len(self.left) + len(self.nodes.all_workers))
+        self.world.counts["workers hired when none was left"] += 1
         self.nodes.hire(self.local(name))
 
     def _after_event(self, name: str) -> None:
-        self.elastic.after_event(name)
+        self.moves.after_event(name)
         self.nodes.after_event(name)
 
     def _dealt(self, sender: str, to: str, deal: m.Deal) -> None:
@@ -294,9 +293,9 @@ class TrainingWorld:
         self._ended(name, f"{type(error).__name__}: {error}")
         # Two processes share the name, and the other one is a member. Here a reply reaches either
         # process, so a late hello of a dead life may refuse the next; a real socket would not.
-        if isinstance(error, Refused) and name in self._doubled:
-            self.world.counts["rare: one of two of a name gave way"] += 1
-            self.world.at(max(self.world.now, self._doubled[name]) + AGAIN_AFTER, lambda: self.restart(name))
+        if isinstance(error, Refused) and name in self._shared_until:
+            self.world.counts["rare: one of two processes of a name ended"] += 1
+            self.world.at(max(self.world.now, self._shared_until[name]) + AGAIN_AFTER, lambda: self.restart(name))
         else:
             self.broken[name] = error
 
@@ -309,7 +308,7 @@ class TrainingWorld:
             if self.dealer in self.world.hosts:
                 self.world.tell(self.dealer, ended)
             else:
-                self._unheard.append(ended)
+                self._unreported.append(ended)
 
         self.world.at(later, tell)
 
@@ -320,7 +319,7 @@ class TrainingWorld:
         if name in self.left:
             return False
         self.world.crash(name)
-        self._doubled.setdefault(name, self.world.now)
+        self._shared_until.setdefault(name, self.world.now)
         if fault.how == "seen" and name != self.dealer:
             self._ended(name, "it was killed")
         return True
@@ -339,12 +338,12 @@ class TrainingWorld:
             self.leaving.pop(name, None)
         if name == self.dealer:
             self.delays.delay = None
-            ended, self._unheard = self._unheard, []
+            ended, self._unreported = self._unreported, []
             for one in ended:
                 self.world.tell(name, one)
 
     def heal(self) -> None:
-        self.elastic.heal()
+        self.moves.heal()
 
     def carry_out(self, fault: Fault, until: int) -> bool:
         name = fault.who
@@ -353,11 +352,11 @@ class TrainingWorld:
                 trainer = self.nodes.trainer(self.local(name))
                 trainer.start()
                 self.world.add_twin(trainer.worker, until - self.world.now)
-                self._doubled[name] = until
+                self._shared_until[name] = until
             case "power":
                 # A group's scheduler writes checkpoints too.
                 others = [self.dealer] if self.plan.group else []
-                self.elastic.nemesis.bring_back(self.cluster.power_cut(f"{self.plan.seed}/{fault.at}", *others), until)
+                self.moves.nemesis.bring_back(self.cluster.power_cut(f"{self.plan.seed}/{fault.at}", *others), until)
             case "rot":
                 self.cluster.rot(fault.at)
             case "hire":
@@ -372,7 +371,7 @@ class TrainingWorld:
                 self.leaving[name] = self.world.hosts[name].life
                 trainers[name].leave()
             case _:
-                return self.elastic.carry_out(fault, until)
+                return self.moves.carry_out(fault, until)
         return True
 
     def newest_checkpoint(self) -> Origin | None:
@@ -380,7 +379,7 @@ class TrainingWorld:
 
     def pull(self, table: str, within: int = BEGINS_WITHIN) -> Any:
         """All rows of a table, as the servers have them; None if they do not answer."""
-        reader = self.nodes.client(f"reader-{len(self.nodes.everyone)}")
+        reader = self.nodes.client(f"reader-{len(self.nodes.all_workers)}")
 
         async def look() -> Any:
             await reader.joined
@@ -391,7 +390,7 @@ class TrainingWorld:
         return task.value if task.done else None
 
     def close(self) -> None:
-        close_coroutines(self.nodes.everyone)
+        close_coroutines(self.nodes.all_workers)
 
 
 def _slots_in(manifest: Manifest, scheduler: Scheduler) -> int:
@@ -455,8 +454,8 @@ class StalenessWatch:
         match message:
             case m.Push() if message.step:
                 self._pushed(sender, to, message)
-            case m.Pull(request, incarnation=asker, clock=clock, enter=False) if clock >= 0:
-                self._clocks[sender, to, request] = (clock, asker)  # a new worker does not wait
+            case m.Pull(request, incarnation=client, clock=clock, enter=False) if clock >= 0:
+                self._clocks[sender, to, request] = (clock, client)  # a new worker does not wait
             case m.Park(incarnation=one, spell=spell) if one in self._paces:
                 if spell >= self._paces[one].spell:
                     self._paces[one].spell, self._paces[one].parked = spell, True
@@ -484,15 +483,15 @@ class StalenessWatch:
         host = self._world.hosts.get(sender)
         if found is None or self._max_delay is None or host is None:
             return
-        clock, asker = found
+        clock, client = found
         member = getattr(getattr(host.node, "node", host.node), "member", None)
         here = {one.incarnation for one in member.view.members} if member is not None else set()
         self.checked += 1
         for incarnation, pace in self._paces.items():
             known = incarnation in here and not pace.parked and sender in pace.known_to
-            if incarnation != asker and known and pace.sent < clock - self._max_delay:
+            if incarnation != client and known and pace.sent < clock - self._max_delay:
                 behind = f"{pace.name} has pushed up to step {pace.sent}: max_delay is {self._max_delay}"
-                self.violations.add("P4 staleness", f"{sender} answered {to} at clock {clock}, and {behind}")
+                self.violations.add("P4 staleness", f"{sender} answered {to} at clock {clock}, but {behind}")
 
 
 class DelayWatch:
@@ -501,15 +500,15 @@ class DelayWatch:
         self.changes = 0
         self.delay: int | None = 0  # None: unknown, since the scheduler restarted
 
-    def told(self, event: RunEvent) -> None:
+    def on_event(self, event: RunEvent) -> None:
         if not isinstance(event, Delayed):
             return
         before, self.delay = self.delay, event.max_delay
         self.changes += 1
         if not 0 <= event.max_delay <= stragglers.LONGEST:
-            self.violations.add("P11 delay", f"{event.max_delay} steps, of at most {stragglers.LONGEST}")
+            self.violations.add("P11 delay", f"{event.max_delay} steps, at most {stragglers.LONGEST} allowed")
         if before is not None and (event.waiting > stragglers.MOST_WAITING) != (event.max_delay > before):
-            what = f"from {before} to {event.max_delay}, with {event.waiting:.0%} of the time waited"
+            what = f"from {before} to {event.max_delay} steps, with {event.waiting:.0%} of the time spent waiting"
             self.violations.add("P11 delay", what)
 
 
@@ -606,8 +605,8 @@ class TrainingAudit:
         missing = [slot for slot in counted if not found[slot]]
         restored = self._resumed or any(generations)
         if missing and (self._restored_whole or not restored):
-            self.violations.add("I3 real time", f"slots {missing[:6]} were counted before the pull, and are not in it")
+            self.violations.add("I3 real time", f"slots {missing[:6]} were counted before the pull, but are not in it")
         if self._last is not None and self._last[0] == generations and (found < self._last[1]).any():
             less = np.flatnonzero(found < self._last[1])
-            self.violations.add("I4 monotone", f"slots {less[:6].tolist()} were read before, and are gone")
+            self.violations.add("I4 monotone", f"slots {less[:6].tolist()} were read before, but are missing now")
         self._last = generations, found

@@ -27,7 +27,7 @@ from shoal.wire.messages import Arrays, Message
 
 Frames = list[memoryview | bytes]
 _TICK = e.Tick()
-FOUND = (COORDINATOR, "home")  # nodes know these addresses from their start
+WELL_KNOWN = (COORDINATOR, "home")  # nodes know these addresses from their start
 
 
 @dataclass(slots=True)
@@ -45,10 +45,10 @@ class SimulatedHost:
     storing_until: int = 0
     stores: deque[Callable[[], object]] = field(default_factory=deque)  # for its disk thread
     called: set[str] = field(default_factory=set)  # those that it has a socket for
-    heard: set[str] = field(default_factory=set)  # those that called it: answers have a way back
+    callers: set[str] = field(default_factory=set)  # those that called it: answers have a way back
 
     def reaches(self, name: str) -> bool:
-        return name in self.called or name in self.heard or name in FOUND
+        return name in self.called or name in self.callers or name in WELL_KNOWN
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class World:
         self.on_crash: Callable[[str], None] = lambda name: None
         self.on_tell: Callable[[RunEvent], None] = lambda event: None
         self.computing = (MILLISECOND, 20 * MILLISECOND)  # at least, less than
-        self.takes: Callable[[str, int], int] = lambda node, computing: computing
+        self.duration: Callable[[str, int], int] = lambda node, computing: computing
         self.drop: Callable[[str, str, Message], bool] = lambda sender, to, message: False
         self.disk: SimulatedDisk | None = None  # for checkpoints, of all of them
         self._watches: dict[type[Message], list[Callable[[str, str, Any], None]]] = {}
@@ -152,7 +152,7 @@ class World:
             self.counts["disk: records that were never acknowledged, and survived"] += kept
             journal.writing.clear()
 
-    def written(self, name: str) -> list[bytes]:
+    def durable_records(self, name: str) -> list[bytes]:
         return list(self.journals.get(name, SimulatedJournal()).durable)
 
     def end(self, name: str) -> None:
@@ -169,7 +169,7 @@ class World:
         """Track messages of this kind in flight."""
         self._tracked[message] = []
 
-    def under_way(self, message: type[Message]) -> list[tuple[str, str, Any]]:
+    def in_flight(self, message: type[Message]) -> list[tuple[str, str, Any]]:
         """Messages in flight: sender (which may be gone by now), receiver, message."""
         found = self._tracked[message]
         asleep = {name for name, host in self.hosts.items() if host.paused_until >= self.now}
@@ -224,7 +224,7 @@ class World:
         self.events += 1
         if isinstance(event, e.Received):
             if self._calls(event.sender, host.node.name):
-                host.heard.add(event.sender)
+                host.callers.add(event.sender)
             self._log(event.sender, host.node.name, encode(event.message))
         for effect in host.node.handle(self.local_time(host), event):
             self._carry_out(host, effect)
@@ -233,7 +233,7 @@ class World:
     def _calls(self, sender: str, to: str) -> bool:
         """Whether the sender connected to us, as far as is known; else it replies."""
         found = [one for one in (self.hosts.get(sender), self.twins.get(sender)) if one is not None]
-        return to in FOUND or not found or any(to in one.called for one in found)
+        return to in WELL_KNOWN or not found or any(to in one.called for one in found)
 
     def _carry_out(self, host: SimulatedHost, effect: e.Effect) -> None:
         match effect:
@@ -273,8 +273,8 @@ class World:
     def _persist(self, host: SimulatedHost, token: int, record: bytes) -> None:
         """Write records one after the other; a full disk takes none."""
         journal = self.journals.setdefault(host.node.name, SimulatedJournal())
-        takes = self._disk.randrange(MILLISECOND // 10, 5 * MILLISECOND)
-        journal.busy_until = max(self.now, journal.busy_until) + takes
+        duration = self._disk.randrange(MILLISECOND // 10, 5 * MILLISECOND)
+        journal.busy_until = max(self.now, journal.busy_until) + duration
         if journal.full_until > self.now:
             self.counts["disk: records refused by a full disk"] += 1
             self._finish(host, journal.busy_until, lambda: e.Durable(token, "no space left on device"))
@@ -314,8 +314,8 @@ class World:
             self.counts["disk: writes torn by a crash"] += 1
 
     def _compute(self, host: SimulatedHost, token: int, function: Callable[[], object]) -> None:
-        takes = self.takes(host.node.name, self._disk.randrange(*self.computing))
-        host.computing = max(self.now, host.computing) + takes
+        duration = self.duration(host.node.name, self._disk.randrange(*self.computing))
+        host.computing = max(self.now, host.computing) + duration
 
         def done() -> e.Event:
             try:

@@ -26,7 +26,7 @@ from shoal.job import Job
 from shoal.models.learner import learner_of
 from shoal.nodes.strategy import TABLE
 from shoal.run.folder import EventLog
-from shoal.run.run import summarise, underway
+from shoal.run.run import make_run, summarise
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.training.run import RunHandle, RunStart
 from shoal.training.tracker import RunResult
@@ -97,7 +97,7 @@ class Watched:
 
 def watch(job: Job, meanwhile: Meanwhile | None = None, patience: float = PATIENCE) -> Watched:
     dataset, log = load(job.data, job.seed), EventLog(None, None)
-    training = underway(RunStart(job, dataset, log))
+    training = make_run(RunStart(job, dataset, log))
     beside = BesideRun(training, meanwhile)
     with training:
         beside.start()

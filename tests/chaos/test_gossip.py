@@ -140,7 +140,7 @@ def test_what_was_learned_since_all_rested_last_is_not_counted_when_all_have_die
     def in_the_middle_of_a_leg(training: RunHandle) -> None:
         assert isinstance(training, GossipRun)
         reach(training, 0.3)
-        while not 8 <= training._legs.counted[0] < 24 and not training.tracker.why:  # of about 60
+        while not 8 <= training._controller.counted[0] < 24 and not training.tracker.why:  # of about 60
             time.sleep(0.002)
         for name in training.workers:
             kill(training, name)
@@ -181,8 +181,8 @@ def test_a_worker_that_is_stopped_when_it_is_done_is_killed_too() -> None:
         nonlocal caught
         assert isinstance(training, GossipRun)
         while not caught and not training.tracker.why:
-            told = dict(training._legs.states)
-            is_done = {name for name, one in told.items() if one.rest is not None}
+            told = dict(training._controller.states)
+            is_done = {name for name, one in told.items() if one.result is not None}
             if "worker-1" in is_done and "worker-0" in told and "worker-0" not in is_done:
                 os.kill(training.pids["worker-1"], signal.SIGSTOP)
                 caught = True

@@ -80,10 +80,10 @@ def test_who_waits_inside_pytorch_is_told_who_is_lost_and_gets_the_errors_of_wha
 
     group = GlooCollective(tmp_path, 0, 1, check)
     with pytest.raises(RuntimeError, match="of the module"):
-        group.aside(fail)
+        group.run_in_thread(fail)
     gone.set()
     with pytest.raises(RankLost):
-        group.aside(lambda: print(ended.wait()))
+        group.run_in_thread(lambda: print(ended.wait()))
     ended.set()
     group.close()
 

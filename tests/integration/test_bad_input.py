@@ -339,7 +339,7 @@ def test_a_stray_id_that_makes_a_model_too_large_for_memory_is_refused(
     path = write(tmp_path / "rows.svm", lines("1 50000000:1"))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Small", (), {"available": 256 << 20}))
     said = refused(path, tmp_path / "runs" / "run")
-    assert said.startswith("rows.svm has 50,000,000 features, and to judge and keep a model of them takes 572 MB")
+    assert said.startswith("rows.svm has 50,000,000 features, and to evaluate and save a model of them takes 572 MB")
     assert "256 MB are free" in said and said.endswith("hash the ids to fewer (--set data.hash_bits=20)")
 
 

@@ -145,4 +145,4 @@ go(hear)
     ran = python(code, tmp_path / "run")
     assert ran.returncode == 0, ran.stderr
     is_whole(tmp_path / "run")
-    assert "were not written: its disk took nothing for 2 s" in ran.stderr
+    assert "were not written: its disk accepted no write for 2 s" in ran.stderr

@@ -69,7 +69,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 def test_what_is_no_run_cannot_be_taken_up(home: Path) -> None:
     (home / "empty").mkdir()
-    assert "empty has no job.toml: it is no run" in refused("--resume", "empty")
+    assert "empty has no job.toml: it is not a run" in refused("--resume", "empty")
     assert "nowhere has no job.toml" in refused("--resume", "nowhere")
     assert sorted(os.listdir("empty")) == []
     assert "nothing to train on" in refused()
@@ -113,7 +113,7 @@ def test_data_that_have_changed_are_refused(home: Path) -> None:
 
 def test_a_run_that_goes_on_right_now_is_left_alone(home: Path) -> None:
     unfinished()
-    first = RunFolder.again(Path("run"))
+    first = RunFolder.existing(Path("run"))
     said = refused("--resume", "run")
     assert said.startswith("run has a run in it already, which goes on right now") and str(os.getpid()) in said
     assert "goes on right now" in refused(*JOB, "--out", "run")
@@ -278,7 +278,7 @@ def test_a_full_disk_leaves_the_run_as_it_was(home: Path) -> None:
     unfinished()
     before = contents(home / "run")
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    folder = RunFolder.again(Path("run"))
+    folder = RunFolder.existing(Path("run"))
     heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, limit[1]))  # as good as full
     try:

@@ -295,7 +295,7 @@ def test_an_error_of_a_module_is_told_in_its_own_words(images: Path, tmp_path: P
         "        Net.calls += self.training\n        if Net.calls > 3:\n            raise ValueError('no more of this')\n"
         "        return super().forward(x)\n\ndef net():\n    return Net(nn.Flatten(), nn.Linear(256, 4))\n"
     )
-    with pytest.raises(RunFailed, match=r"start it again, when what ended it is mended.*ValueError: no more of this"):
+    with pytest.raises(RunFailed, match=r"start it again, when the cause is fixed.*ValueError: no more of this"):
         trained(images, model=f"{tmp_path / 'mine.py'}:net", workers=2)
 
 

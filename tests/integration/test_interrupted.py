@@ -108,7 +108,7 @@ def test_a_second_ctrl_c_while_a_run_is_put_aside_loses_nothing(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    aside = shoal.run.run.keep_aside
+    aside = shoal.run.run.save_elsewhere
 
     def impatient(run: Run, prefix: str) -> Path:
         signal.raise_signal(signal.SIGINT)
@@ -118,7 +118,7 @@ def test_a_second_ctrl_c_while_a_run_is_put_aside_loses_nothing(
         if isinstance(event, Evaluated) and event.number == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("shoal.run.run.keep_aside", impatient)
+    monkeypatch.setattr("shoal.run.run.save_elsewhere", impatient)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt) as caught:

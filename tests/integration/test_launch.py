@@ -150,11 +150,11 @@ def test_that_others_go_on_is_said_only_where_some_do(codes: tuple[int, int], is
     shown: list[str] = []
     with ScriptLauncher(2, 1, 1, lambda text, is_error: shown.append(text)) as launching:
         launching.start(["-c", f"import os, sys; sys.exit({codes}[int(os.environ['SHOAL_RANK'])])"])
-        assert soon(lambda: launching._news.qsize() == 2)  # both have ended: nothing depends on how long that took
+        assert soon(lambda: launching._reports.qsize() == 2)  # both have ended: nothing depends on how long that took
         # Which of the two ended first is chance; here the failure did.
-        news = sorted((launching._news.get() for _ in range(2)), key=lambda end: -end.code)  # type: ignore[union-attr]
+        news = sorted((launching._reports.get() for _ in range(2)), key=lambda end: -end.code)  # type: ignore[union-attr]
         for end in news:
-            launching._news.put(end)
+            launching._reports.put(end)
         assert [end.code for end in launching.wait()] == list(codes)
     assert any("go on" in text for text in shown) == is_told
 

@@ -55,8 +55,8 @@ def test_shares_of_push_sum_add_up_so_that_nothing_is_lost(graph: Graph) -> None
 def test_weights_are_where_links_are_and_nowhere_else(graph: Graph) -> None:
     weights = graph.mixing()
     for i in range(graph.nodes):
-        assert [j for j in np.flatnonzero(weights[i]).tolist() if j != i] == graph.hears[i]
-        assert [j for j in np.flatnonzero(weights[:, i]).tolist() if j != i] == graph.tells[i]
+        assert [j for j in np.flatnonzero(weights[i]).tolist() if j != i] == graph.senders[i]
+        assert [j for j in np.flatnonzero(weights[:, i]).tolist() if j != i] == graph.receivers[i]
 
 
 @given(graphs())
@@ -109,5 +109,5 @@ def test_every_graph_that_has_a_name_holds_together_or_is_refused(
         return
     assert graph.links == sorted(set(graph.links))
     if name == "random" and nodes > 1:
-        assert all(len(graph.hears[node]) == degree for node in range(nodes))
+        assert all(len(graph.senders[node]) == degree for node in range(nodes))
     assert len(graph.parts) == 1 or (name == "random" and degree == 1)

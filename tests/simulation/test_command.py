@@ -74,7 +74,7 @@ def test_the_faults_of_many_seeds_are_told_by_kind() -> None:
     [
         ("Plan(seed='a')", "Expected `int`, got `str`"),
         ("Plan(seed=1, max_delay='often')", "max_delay='often': needs a number of steps"),
-        ("Plan(seed=1, servers=0)", "it needs a server"),
+        ("Plan(seed=1, servers=0)", "at least one server"),
         ("Plan(seed=1, copies=2)", "no more copies than servers"),
         ("-" * 5_000 + "1", "recursion"),
         ("Plan(seed=len('a'))", "is neither a literal nor a Fault(...)"),

@@ -117,7 +117,7 @@ def test_the_command_runs_seeds_of_gossip_and_shows_a_mutant_caught() -> None:
     traced = CliRunner().invoke(main, ["simulate", "--of", "gossip", "--seed", "4", "--trace"])
     assert " -> worker-0 " in traced.output
     shrunk = CliRunner().invoke(main, ["simulate", "--of", "gossip", "--seed", "4", "--shrink"])
-    assert "nothing to make shorter" in shrunk.output
+    assert "nothing to shrink" in shrunk.output
     refused = CliRunner().invoke(main, ["simulate", "--of", "gossip", "--seed", "4", "--history", "here"])
     assert refused.exit_code == 2
-    assert "take --seed and --trace" in refused.output
+    assert "use --seed with --trace" in refused.output

@@ -110,12 +110,12 @@ def test_what_is_in_some_parts_of_the_weights_hides_nothing_else() -> None:
     learner.mesh.gone["ann"] = "killed"
     book.open["ann"] = [p.Learned([(3, 5)], 2, 0.0, part=1)]
     book.included[0]["ann"] = 1
-    assert learner.wrong() == ["slots [3, 4] are known of and not in the weights"]
+    assert learner.errors() == ["slots [3, 4] are counted, but not in the weights"]
     replica.add(np.array([3, 4], np.uint64), np.ones(2, np.float32))
-    assert learner.wrong() == []
+    assert learner.errors() == []
     # Fewer weights than two whole slots have, but not of these.
     replica.add(np.array([7], np.uint64), np.ones(1, np.float32))
-    assert learner.wrong() == ["0.333333 slots too many are in the weights, 0 are known of: [7]"]
+    assert learner.errors() == ["0.333333 extra slots are in the weights, expected 0: [7]"]
 
 
 def test_there_are_the_mutants_that_were_asked_for() -> None:

@@ -46,10 +46,10 @@ def train(strategy: str, **facts: Any) -> TrainingWorld:
     one = TrainingWorld(plan)
     with paced(plan):
         assert one.set_up()
-        one.elastic.nemesis.begin()
+        one.moves.nemesis.begin()
         assert one.until(lambda: one.over, 120 * SECOND)
     one.close()
-    assert [event.why for event in one.told if isinstance(event, Stopped)] == ["3 epochs done"]
+    assert [event.why for event in one.events if isinstance(event, Stopped)] == ["3 epochs done"]
     assert one.scheduler.workload.done == 72
     return one
 
@@ -87,11 +87,11 @@ def test_only_who_is_struck_is_slow_and_only_for_a_while() -> None:
     slow = Stragglers(FaultPlan(seed=3), lambda: now[0])
     slow.straggle(Fault("slower", who="worker-0", rate=5), 1_000)
     slow.straggle(Fault("stall", who="worker-2"), 800)
-    assert [slow.takes(f"worker-{n}", 100) for n in range(3)] == [500, 100, 900]
+    assert [slow.duration(f"worker-{n}", 100) for n in range(3)] == [500, 100, 900]
     now[0] = 900
-    assert [slow.takes(f"worker-{n}", 100) for n in range(3)] == [500, 100, 100]
+    assert [slow.duration(f"worker-{n}", 100) for n in range(3)] == [500, 100, 100]
     slow.heal()
-    assert slow.takes("worker-0", 100) == 100
+    assert slow.duration("worker-0", 100) == 100
     assert slow.counts["slots that took longer"] == 3
 
 

@@ -57,7 +57,7 @@ def test_a_run_with_nothing_in_its_way_counts_every_slot_once(strategy: Any, gro
         workers=3, slots_per_pass=12, stop={"epochs": 2}, think=100, group=group,
     )  # fmt: skip
     run, weights, tally = trained(plan)
-    assert [one.why for one in run.told if isinstance(one, Stopped)] == ["2 epochs done"] and not run.broken
+    assert [one.why for one in run.events if isinstance(one, Stopped)] == ["2 epochs done"] and not run.broken
     assert tally[:24].tolist() == [1] * 24 and not tally[24:].any()
     if in_steps:
         np.testing.assert_array_equal(weights, serial(plan.job, run.dataset))
@@ -88,26 +88,26 @@ def test_a_slot_that_is_counted_must_be_in_the_model_and_one_that_is_not_may_be_
         without.resume([0, 1, 2], None, {}, {})
         return without
 
-    assert wrong(-1, is_counted=True, restarted=True) == ["1 weights count other slots than were counted: 0 for 1"]
-    assert wrong(+1, is_counted=True, restarted=True) == ["1 weights count other slots than were counted: 2 for 1"]
+    assert wrong(-1, is_counted=True, restarted=True) == ["1 weights differ from the counted slots: 0, expected 1"]
+    assert wrong(+1, is_counted=True, restarted=True) == ["1 weights differ from the counted slots: 2, expected 1"]
     assert wrong(0, is_counted=True, restarted=False) == []
     # Its worker died when one push of two was in; who deals had died before, and the next life knows nothing of it.
     assert wrong(-1, is_counted=False, restarted=True) == []
     assert wrong(0, is_counted=False, restarted=True) == []
-    assert wrong(+1, is_counted=False, restarted=True) == ["1 weights count other slots than were counted: 2 for 0"]
-    assert wrong(0, is_counted=False, restarted=False) == ["1 weights count other slots than were counted: 1 for 0"]
+    assert wrong(+1, is_counted=False, restarted=True) == ["1 weights differ from the counted slots: 2, expected 0"]
+    assert wrong(0, is_counted=False, restarted=False) == ["1 weights differ from the counted slots: 1, expected 0"]
 
 
 def test_a_checkpoint_that_was_told_of_must_be_there_after_a_crash() -> None:
     run = TrainingWorld(TrainingPlan(seed=3, checkpoint=100, stop={"epochs": 1}))
     assert _lost(run, None) == []  # none was told of
-    run.told.append(Saved(seconds=1.0, number=2, steps=3, bytes=1, took=0.1))
+    run.events.append(Saved(seconds=1.0, number=2, steps=3, bytes=1, took=0.1))
     assert [one.rule for one in _lost(run, None)] == ["I9 durable"]
-    run.told.append(
+    run.events.append(
         RolledBack(seconds=2.0, checkpoint=None, steps_before=3, steps_after=0, slots=[], why="all copies are lost")
     )
     assert _lost(run, None) == []  # it had gone back to the beginning
-    run.told.append(Saved(seconds=3.0, number=3, steps=3, bytes=1, took=0.1))
+    run.events.append(Saved(seconds=3.0, number=3, steps=3, bytes=1, took=0.1))
     run.cluster.damaged.add(3)
     assert _lost(run, None) == []
     run.close()
@@ -124,7 +124,7 @@ def test_a_part_that_begins_anew_with_other_weights_is_caught() -> None:
     async def astray(self: BlockProximal, lane: Any, slot: Any, part: Any) -> HeldPart | None:
         held = await begin(self, lane, slot, part)
         if held is not None:
-            held.standing.refresh(held.standing.all_weights * np.float32(1.0001))
+            held.margins.refresh(held.margins.all_weights * np.float32(1.0001))
         return held
 
     with mock.patch.object(BlockProximal, "_begin", astray):

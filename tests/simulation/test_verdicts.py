@@ -19,7 +19,7 @@ def test_a_run_that_was_cut_off_by_its_events_says_so() -> None:
     with mock.patch.object(module, "MOST_EVENTS", 300):
         (found,) = StoreRun(plan).verdict().violations
     assert found.rule == "I13 live"
-    assert " s after all was healed, and after 300 events: " in found.what
+    assert " s after the last fault, and after 300 events: " in found.what
 
 
 def test_nothing_is_well_before_the_last_pause_is_over() -> None:

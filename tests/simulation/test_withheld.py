@@ -18,7 +18,9 @@ def begun(servers: int, copies: int) -> StoreRun:
     operator = Worker("operator", "client", "only")
     run.cluster.add(operator)
     operator.start(run._create(operator))
-    assert run._until(lambda: TABLE in operator.client.session.layouts and run.cluster.all_know(), 20 * limits.SECOND)
+    assert run._until(
+        lambda: TABLE in operator.client.session.layouts and run.cluster.all_have_newest_view(), 20 * limits.SECOND
+    )
     return run
 
 
@@ -68,7 +70,7 @@ def test_a_primary_is_the_last_copy_as_soon_as_its_word_that_it_does_without_the
     )
     assert not cluster.may_lose("server-0")
     # The other one is filled again, and that is on disk.
-    assert run._until(lambda: cluster.whole() and cluster.may_lose("server-0"), 20 * limits.SECOND)
+    assert run._until(lambda: cluster.is_complete() and cluster.may_lose("server-0"), 20 * limits.SECOND)
 
 
 def test_a_word_that_was_lost_makes_nobody_the_last_copy() -> None:

@@ -139,7 +139,7 @@ def live(orders: Orders) -> None:
                 loop.turn()
                 if time.monotonic() > deadline:
                     tasks = [repr(op.task) for op in dict.fromkeys(worker.client.dispatcher.running.values())]
-                    raise TimeoutError(f"{name} is not done after {orders.seconds:g} s: {tasks or 'nothing under way'}")
+                    raise TimeoutError(f"{name} is not done after {orders.seconds:g} s: {tasks or 'no call in flight'}")
             if whole.error is not None and not isinstance(whole.error, IncarnationEnded):
                 raise whole.error
             over = whole.done and whole.error is None

@@ -52,20 +52,20 @@ class Collective(Protocol):
 
 class StoreCollective:
     def __init__(
-        self, kv: KV, rank: int, size: int, gone: Callable[[float], Collection[int]] = lambda waited: ()
+        self, kv: KV, rank: int, size: int, ended_ranks: Callable[[float], Collection[int]] = lambda waited: ()
     ) -> None:
-        """``gone``, of rank 0: the ranks that ended, by how long a sum is awaited."""
+        """``ended_ranks``, of rank 0: the ranks that ended, by how long a sum is awaited."""
         self.rank, self.size = rank, size
         self.sent = self.received = 0
-        self._kv, self._gone = kv, gone
+        self._kv, self._ended_ranks = kv, ended_ranks
         self._steps: dict[int, int] = {}  # by the length of the vectors: sums so far
-        self._who = -(-size // _BITS)  # values of a row that name the ranks in it
+        self._cells = -(-size // _BITS)  # values of a row that name the ranks in it
 
     def total(self, vector: Floats) -> Floats:
         if len(vector) not in self._steps:
             self._steps[len(vector)] = 0
             self._make(len(vector))
-        rows = np.zeros((-(-len(vector) // _ROW), _ROW + self._who), np.float32)
+        rows = np.zeros((-(-len(vector) // _ROW), _ROW + self._cells), np.float32)
         whole = len(vector) // _ROW
         rows[:whole, :_ROW] = vector[: whole * _ROW].reshape(whole, _ROW)
         rows[whole:, : len(vector) - whole * _ROW] = vector[whole * _ROW :]
@@ -86,7 +86,7 @@ class StoreCollective:
         if self.rank == 0:
             rows = -(-length // _ROW)
             apply = Step(slots=self.size, combine="sum")
-            self._kv.create(name, Dense(rows=rows, width=_ROW + self._who, update=Assign(), apply=apply, max_delay=0))
+            self._kv.create(name, Dense(rows=rows, width=_ROW + self._cells, update=Assign(), apply=apply, max_delay=0))
         while name not in self._kv.tables():
             threading.Event().wait(_SOON)
 
@@ -96,7 +96,7 @@ class StoreCollective:
         task = self._kv.push_pull(name, slice(None), rows, slot=(0, step * self.size + self.rank))
         began, known, voids = time.monotonic(), set[int](), list[Task]()
         while not task.done:
-            new = [rank for rank in self._gone(time.monotonic() - began) if rank not in known]
+            new = [rank for rank in self._ended_ranks(time.monotonic() - began) if rank not in known]
             known.update(new)
             voids += [self._kv.push(name, (), (), slot=(0, step * self.size + rank), void=True) for rank in new]
             try:

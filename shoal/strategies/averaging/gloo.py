@@ -50,7 +50,7 @@ class GlooCollective:
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout, options._threads = _ROUND, 1
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._under_way: Future[Any] | None = None
+        self._current_call: Future[Any] | None = None
         threading.Thread(target=_serve, args=(self._calls,), name="shoal-aside", daemon=True).start()
 
         def meet() -> Any:
@@ -59,20 +59,20 @@ class GlooCollective:
             return distributed.ProcessGroupGloo(store, rank, size, options)
 
         try:
-            self.process_group = self.aside(meet)
+            self.process_group = self.run_in_thread(meet)
         except RankLost:
             raise
         except Exception as error:
             raise StartFailed(f"the ranks did not meet over gloo: {error}") from None
 
-    def aside(self, call: Callable[[], Any]) -> Any:
+    def run_in_thread(self, call: Callable[[], Any]) -> Any:
         """Call it on one thread, always the same, and check the ranks meanwhile."""
-        self._under_way = one = Future[Any]()
+        self._current_call = one = Future[Any]()
         self._calls.put((one, call))
         began = time.monotonic()
         while not wait([one], _LOOK).done:
             self._check(time.monotonic() - began)
-        self._under_way = None
+        self._current_call = None
         return one.result()
 
     def total(self, vector: Floats) -> Floats:
@@ -88,8 +88,8 @@ class GlooCollective:
 
     def close(self) -> None:
         """The others have ended, or will; a sum that waits for them fails."""
-        if self._under_way is not None:
-            wait([self._under_way], _LAST_WORDS)
+        if self._current_call is not None:
+            wait([self._current_call], _LAST_WORDS)
         # PyTorch's destructor waits for the current sum, sometimes for ever: use a thread.
         last, self.process_group = [self.process_group], None
         thread = threading.Thread(target=last.clear, name="shoal-parting", daemon=True)
@@ -173,7 +173,7 @@ class Ddp:
             loss.backward()
 
         try:
-            self._group.aside(run)
+            self._group.run_in_thread(run)
         except RuntimeError as error:
             if "gloo" not in str(error).lower():  # the module's own: gloo's errors name its files
                 raise

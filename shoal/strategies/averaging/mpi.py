@@ -73,7 +73,7 @@ class MpiCollective:
         self._finished, self._newest = 0, np.empty(0, np.float32)
         self._open: list[Any] = []  # requests of the current sum
         self._warn, self._is_over = warn, is_over
-        self.parted = False
+        self.finished = False
 
     def total(self, vector: Floats) -> Floats:
         number, found = self._finished, np.empty_like(vector)
@@ -90,13 +90,13 @@ class MpiCollective:
         return self._newest
 
     def close(self) -> None:
-        """Nothing: a rank that ends well calls ``part``; any other must not wait for the rest."""
+        """Nothing: a rank that ends well calls ``finish``; any other must not wait for the rest."""
 
-    def part(self) -> None:
+    def finish(self) -> None:
         """Wait until all have finished the last sum."""
-        while not self.parted and not self._agree(1):
+        while not self.finished and not self._agree(1):
             self._shrink(len(self._newest))
-        self.parted = True
+        self.finished = True
 
     def _sum(self, vector: Floats, out: Floats) -> None:
         """Each rank sums one piece, in the order of ranks, and sends it to all.
@@ -395,12 +395,12 @@ def follow() -> None:
 
 
 def _work(here: MpiWorld, spec: PoolWorkerSpec) -> None:
-    from shoal.strategies.averaging.worker import follow as take_part_in
+    from shoal.strategies.averaging.worker import run_rank as take_part_in
 
     group = here.group(_warn_of_rank_0 if here.rank == 1 else lambda what: None)
     try:
         take_part_in(spec, group)
-        group.part()
+        group.finish()
     except RankLost:
         if not here.over:
             raise

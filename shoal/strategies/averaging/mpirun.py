@@ -114,7 +114,7 @@ class MpirunRun:
         self._mpirun = needs_mpi()
         job, self._listener, self._folder = start.job, start.listener, start.folder
         self.job, self.learner = job, check(job, start.dataset)
-        self._kept = "" if start.resume is None else str(start.resume.path)
+        self._resume = "" if start.resume is None else str(start.resume.path)
         self._own: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._how = ExitReasons().how
@@ -132,7 +132,7 @@ class MpirunRun:
                 listener.bind(str(own / SOCKET))
                 listener.listen(self.job.workers)
                 self._process = subprocess.Popen(
-                    command(self._mpirun, self.job.workers, own, self._folder, self._kept),
+                    command(self._mpirun, self.job.workers, own, self._folder, self._resume),
                     stdin=subprocess.DEVNULL,
                     env=_environment(own),
                     start_new_session=True,  # so that Ctrl-C comes to this process only
@@ -245,7 +245,7 @@ class MpirunRun:
         return self.outcome()
 
 
-def command(mpirun: Path, ranks: int, own: Path, folder: Path | None, kept: str) -> list[str]:
+def command(mpirun: Path, ranks: int, own: Path, folder: Path | None, resume: str) -> list[str]:
     """The mpirun command: any number of ranks on this machine, which continue when one dies."""
     options = ["--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "--host", f"localhost:{ranks}"]
     if os.geteuid() == 0:
@@ -258,7 +258,7 @@ def command(mpirun: Path, ranks: int, own: Path, folder: Path | None, kept: str)
     }
     for name, value in parameters.items():
         options += ["--mca", name, value]
-    program = [sys.executable, "-m", "shoal.strategies.averaging.mpirun", str(own), str(folder or ""), kept]
+    program = [sys.executable, "-m", "shoal.strategies.averaging.mpirun", str(own), str(folder or ""), resume]
     return [str(mpirun), *options, "-n", str(ranks), *program]
 
 
@@ -273,12 +273,12 @@ def _private(ranks: int) -> Path:
 def _environment(own: Path) -> dict[str, str]:
     """Our shoal, our folder for mpirun's files, no variables of an mpirun around us."""
     foreign = ("OMPI_", "PMIX_", "PRTE_", "PMI_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    base = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     path = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1", "TMPDIR": str(own), OURS: "1"}
+    return {**base, "PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1", "TMPDIR": str(own), OURS: "1"}
 
 
-def main(own: Path, folder: Path | None, kept: str) -> int:
+def main(own: Path, folder: Path | None, resume: str) -> int:
     me = rank()
     assert me is not None
     # _watch interrupts this process by SIGINT, which a shell may have set to be ignored.
@@ -296,11 +296,11 @@ def main(own: Path, folder: Path | None, kept: str) -> int:
         if not me.number:
             send(caller, MpiFailed(str(error)))
         return 1
-    take_part(lambda _: _lead(own, folder, kept, caller))
+    take_part(lambda _: _lead(own, folder, resume, caller))
     return 0
 
 
-def _lead(own: Path, folder: Path | None, kept: str, caller: Connection) -> None:
+def _lead(own: Path, folder: Path | None, resume: str, caller: Connection) -> None:
     from shoal.data.datasets import load
     from shoal.training.local_checkpoint import read
 
@@ -313,7 +313,7 @@ def _lead(own: Path, folder: Path | None, kept: str, caller: Connection) -> None
 
     try:
         job = Job.load(own / JOB)
-        start = RunStart(job, load(job.data, job.seed), listener, folder, read(Path(kept)) if kept else None)
+        start = RunStart(job, load(job.data, job.seed), listener, folder, read(Path(resume)) if resume else None)
         training = importlib.import_module(job.strategy.runs).open_run(start, lambda: None)
         with training:
             try:

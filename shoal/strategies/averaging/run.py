@@ -43,7 +43,7 @@ from shoal.nodes.journal import JournalFile
 from shoal.strategies.averaging import AllReduce, Averaging, over_of
 from shoal.strategies.averaging.collective import Collective, StoreCollective, client
 from shoal.strategies.averaging.shards import unseen
-from shoal.strategies.averaging.worker import AveragingRank, RoundOrder, RoundResult, follow, make_shards, rank_class
+from shoal.strategies.averaging.worker import AveragingRank, RoundOrder, RoundResult, make_shards, rank_class, run_rank
 from shoal.training.local_checkpoint import Snapshot
 from shoal.training.run import RunHandle, RunStart, TrackedRun
 from shoal.training.tracker import RunResult, Tracker
@@ -73,7 +73,7 @@ class AveragingRun(TrackedRun):
         self._living = list(range(job.workers))
         self._most = 1
         self._unseen = np.zeros(limits.STALENESS_BUCKETS, np.int64)
-        self._alone: dict[int, int] = {}  # steps of each since the last mean
+        self._steps_since_mean: dict[int, int] = {}  # steps of each since the last mean
         self._rank: AveragingRank
         self._mean: Floats | None = None  # the last one
         self._spare: Floats | None = None  # memory of the one before
@@ -183,12 +183,12 @@ class AveragingRun(TrackedRun):
                 self._keep()
 
     def _count_unseen(self, result: RoundResult) -> None:
-        before = [self._alone.get(rank, 0) for rank in result.inside]
+        before = [self._steps_since_mean.get(rank, 0) for rank in result.inside]
         self._unseen += unseen(before, result.each, limits.STALENESS_BUCKETS - 1)
         self.tracker.staleness = np.trim_zeros(self._unseen, "b").tolist()
         if self._rank.at_end:
             steps = zip(result.inside, before, result.each, strict=True)
-            self._alone = {rank: past + now for rank, past, now in steps}
+            self._steps_since_mean = {rank: past + now for rank, past, now in steps}
 
     # ------------------------------------------------------------ the last mean
 
@@ -281,7 +281,7 @@ class StoreRanks(OtherRanks):
         self._servers_ended: deque[tuple[str, str]] = deque()  # not reported yet
         self._threads: WorkerPool | None = None
         self._groups: list[StoreCollective] = []  # of threads
-        self._look = _LOOK
+        self._next_check = _LOOK
         self._joined: set[str] = set()
         modules, journal = tuple(job.launch.modules), JournalFile(None)
         self._processes: ProcessCluster | None = None
@@ -308,9 +308,9 @@ class StoreRanks(OtherRanks):
             elif self._threads is not None:
                 group = StoreCollective(self._cluster.client(name_of(rank)), rank, self._job.workers)
                 self._groups.append(group)
-                self._threads.run_thread(name_of(rank), partial(follow, self._spec, group))
+                self._threads.run_thread(name_of(rank), partial(run_rank, self._spec, group))
         self._kv = self._cluster.client(name_of(0))
-        return StoreCollective(self._kv, 0, self._job.workers, self._gone)
+        return StoreCollective(self._kv, 0, self._job.workers, self._ended_ranks)
 
     def finish(self) -> None:
         super().finish()
@@ -330,14 +330,14 @@ class StoreRanks(OtherRanks):
         if name.startswith("server"):
             self._servers_ended.append((name, why))
 
-    def _gone(self, waited: float) -> Collection[int]:
+    def _ended_ranks(self, waited: float) -> Collection[int]:
         """The ranks that ended, while a sum is awaited; one that is silent is ended."""
         while self._servers_ended:
             self._tracker.gone(*self._servers_ended.popleft(), role="server")
         if waited < _LOOK:
-            self._look = _LOOK
-        elif waited >= self._look and self._processes is not None:
-            self._look = waited + _LOOK
+            self._next_check = _LOOK
+        elif waited >= self._next_check and self._processes is not None:
+            self._next_check = waited + _LOOK
             self._end_silent(self._processes, waited)
         self._warn_of_long_wait(waited)
         return list(self._ended)
@@ -420,13 +420,13 @@ class MpiRanks(OtherRanks):
     def finish(self) -> None:
         """All have finished the last sum; they wait for the next orders."""
         if self._group is not None:
-            self._group.part()
+            self._group.finish()
 
     def close(self) -> None:
         """A rank that still waits for a sum gives up."""
         from shoal.strategies.averaging.mpi import MpiDone, world
 
-        if self._group is not None and not self._group.parted:
+        if self._group is not None and not self._group.finished:
             world().order(MpiDone())
 
 
@@ -441,4 +441,4 @@ def main(orders: ProcessOrders, process: Process) -> None:
         group = GlooCollective(Path(orders.folder), rank, job.workers)
     else:
         group = StoreCollective(client(orders.name, orders.token, transport_of(orders)), rank, job.workers)
-    follow(spec, group)
+    run_rank(spec, group)

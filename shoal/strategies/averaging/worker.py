@@ -84,19 +84,19 @@ class AveragingRank:
         train: Data,
         learner: Learner,
         group: Collective,
-        kept: LocalCheckpoint | None = None,
+        resume: LocalCheckpoint | None = None,
         on_result: Callable[[RoundResult], None] = lambda result: None,
         next_order: Callable[[float], RoundOrder] = lambda seconds: _NOTHING,
     ) -> None:
-        """With ``kept`` a run is resumed. Of rank 0: ``on_result`` gets the figures of each sum;
+        """With ``resume`` a run is resumed. Of rank 0: ``on_result`` gets the figures of each sum;
         ``next_order`` is called before a sum, with the seconds since the last one.
         """
         self.group, self._on_result, self._next_order = group, on_result, next_order
         slots = Slots(train.rows, job.data.batch, job.seed)
-        size = self._prepare(job, train, learner, slots, START if kept is None else kept.position)
-        if kept is not None:
+        size = self._prepare(job, train, learner, slots, START if resume is None else resume.position)
+        if resume is not None:
             self._own = False
-            self.model.slab[:] = kept.slab
+            self.model.slab[:] = resume.slab
         self._vector = np.zeros(size + len(CELLS) + 2 * group.size, np.float32)
         self._pace = job.emulate.pace(group.rank, job.seed)
         self._moved = (0, 0)  # bytes that were reported
@@ -106,8 +106,8 @@ class AveragingRank:
     def _prepare(self, job: Job, train: Data, learner: Learner, slots: Slots, position: Position) -> int:
         """Make ``parts`` and ``model``; how many numbers are summed beside the cells."""
         assert isinstance(job.strategy, Averaging)
-        self.parts = self._mine = make_shards(job, slots, self.group.size, position)
-        self.model = self._local = LocalModel(job, train, learner, slots, self._mine.reach(self.group.rank))
+        self.parts = self._shards = make_shards(job, slots, self.group.size, position)
+        self.model = self._local = LocalModel(job, train, learner, slots, self._shards.reach(self.group.rank))
         self.at_end, self._own = job.strategy.every == "end", job.strategy.start == "own"
         if self._own:
             self.model.weights_in(self.model.slab)[:] = own_start(job, train, learner, self.group.rank)
@@ -145,8 +145,8 @@ class AveragingRank:
         with contextlib.suppress(BadValues):
             loss, bad = self._learn(mine)
         busy = self._slowed(mine, time.perf_counter() - began) if len(mine) else 0.0
-        said = self._next_order(time.perf_counter() - self._mark)
-        result = self._combine(self._fill(loss, busy, bad=bad, stop=said.stop, most=said.most), bad)
+        order = self._next_order(time.perf_counter() - self._mark)
+        result = self._combine(self._fill(loss, busy, bad=bad, stop=order.stop, most=order.most), bad)
         if result.bad:
             self.model.slab[:] = np.nan
         now = time.perf_counter()
@@ -156,7 +156,7 @@ class AveragingRank:
 
     def _learn(self, mine: Ids) -> tuple[float, bool]:
         """Learn from these slots; the sum of their losses, and whether the result is bad."""
-        loss = sum(self._local.run(*piece) for piece in self._mine.pieces(mine))
+        loss = sum(self._local.run(*piece) for piece in self._shards.pieces(mine))
         if not abs(loss) < _RUNAWAY:
             raise BadValues(f"the loss is {loss}")
         return loss, not is_finite(self.model.slab)
@@ -172,16 +172,16 @@ class AveragingRank:
                 weights = self.model.weights
                 self.model.slab[:] = 0.0
                 self.model.weights_in(self.model.slab)[:] = weights
-        self._mine.commit()
+        self._shards.commit()
         return result
 
     def _slowed(self, slots: Ids, took: float) -> float:
         """Wait as long as the emulation of slow workers says; the seconds altogether."""
         if self._pace is None:
             return took
-        held = self._pace.extra(self.parts.rows(slots), took)
-        threading.Event().wait(held)
-        return took + held
+        delay = self._pace.extra(self.parts.rows(slots), took)
+        threading.Event().wait(delay)
+        return took + delay
 
     # ------------------------------------------------------------ means and sums
 
@@ -204,7 +204,7 @@ class AveragingRank:
     def _sum(self, bad: bool) -> tuple[RoundResult, Floats | None]:
         """The mean, weighted by rows; None if no rank inside has any. The cells are filled."""
         mine = self._averaged(self.model.slab)
-        weights = self._mine.weights()
+        weights = self._shards.weights()
         share = np.float32(0.0 if bad else weights[self.group.rank])
         np.multiply(0.0 if bad else mine, share, out=self._vector[: mine.size].reshape(mine.shape))
         total = self.group.total(self._vector)
@@ -303,7 +303,7 @@ def rank_class(job: Job) -> type[AveragingRank]:
     return AveragingRank if isinstance(job.strategy, Averaging) else StepRank
 
 
-def follow(spec: PoolWorkerSpec, group: Collective) -> None:
+def run_rank(spec: PoolWorkerSpec, group: Collective) -> None:
     """Be one of the other ranks, until rank 0 says that the run is over."""
     try:
         job, train = spec.load()

@@ -194,23 +194,23 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
             one = await self._begin(stream, slot, part)
             if one is None:
                 return None
-        came = one.coming.pop(t - self.max_delay - 1, None)
+        ready = one.pending.pop(t - self.max_delay - 1, None)
         weights = None
-        if came is not None:
-            weights = await came.task
-            stream.waited(came.task)
+        if ready is not None:
+            weights = await ready.task
+            stream.waited(ready.task)
         everything = slot[0] % self.recheck == 0
-        cost = one.standing.cost(turns.block(t)) + (0 if came is None else one.standing.cost(came.block))
-        found = stream.compute(partial(one.turn, turns.block(t), everything, came, weights), cost, len(part))
+        cost = one.margins.cost(turns.block(t)) + (0 if ready is None else one.margins.cost(ready.block))
+        found = stream.compute(partial(one.turn, turns.block(t), everything, ready, weights), cost, len(part))
         try:
             loss, places, listed, values = await found
-            push = stream.client.push_pull(TABLE, listed, values, slot=slot, of=None if came is None else came.task)
+            push = stream.client.push_pull(TABLE, listed, values, slot=slot, of=None if ready is None else ready.task)
         except BadValues as error:
             stream.refuse(slot, str(error))
             return None
-        one.coming[t], one.next = InflightBlock(turns.block(t), places, push), t + 1
+        one.pending[t], one.next = InflightBlock(turns.block(t), places, push), t + 1
         held[number] = one
-        stream.push(slot, part, loss * len(part) / max(1, one.standing.columns.rows), push)
+        stream.push(slot, part, loss * len(part) / max(1, one.margins.columns.rows), push)
         return push
 
     async def _begin(self, stream: SlotStream, slot: Slot, part: ColumnPart) -> HeldPart | None:
@@ -230,13 +230,13 @@ class BlockProximal(ServerStrategy, frozen=True, tag="block-proximal", kw_only=T
             if stream.give_back(slot):
                 return None  # another one pushed it, and some servers have that already
             await stream.report_newer()
-        await stream.compute(partial(one.standing.refresh, weights), part.nonzeros, 0)
+        await stream.compute(partial(one.margins.refresh, weights), part.nonzeros, 0)
         for s in range(max(0, t - self.max_delay), t):
             block = turns.block(s)
-            places = one.standing.places(block, everything=True)
+            places = one.margins.places(block, everything=True)
             listed = one.listed(block, places)
             pull = stream.client.pull(TABLE, listed, clock=s + 1 + self.max_delay)
-            one.coming[s] = InflightBlock(block, places, pull)
+            one.pending[s] = InflightBlock(block, places, pull)
         return one
 
 
@@ -253,23 +253,23 @@ class InflightBlock:
 class HeldPart:
     """A part in a lane: its margins, and pending changes to them."""
 
-    standing: BlockMargins
+    margins: BlockMargins
     next: int  # the iteration that it is ready for
-    coming: dict[int, InflightBlock] = field(default_factory=dict)  # by iteration
+    pending: dict[int, InflightBlock] = field(default_factory=dict)  # by iteration
     _lists: dict[int, tuple[Any, KeyList]] = field(default_factory=dict)  # by block: last places
 
     def turn(
-        self, block: int, everything: bool, came: InflightBlock | None, weights: Any
+        self, block: int, everything: bool, ready: InflightBlock | None, weights: Any
     ) -> tuple[float, Any, KeyList, Any]:
-        """Off the loop: put into the margins what came, then loss, gradient and curvature."""
-        if came is not None:
-            self.standing.take(came.block, came.places, weights)
-        loss, places, values = self.standing.gradient(block, everything)
+        """Off the loop: apply the weights that arrived, then loss, gradient and curvature."""
+        if ready is not None:
+            self.margins.take(ready.block, ready.places, weights)
+        loss, places, values = self.margins.gradient(block, everything)
         return loss, places, self.listed(block, places), values
 
     def listed(self, block: int, places: Any) -> KeyList:
         """The keys of these places: the same list as last time if equal: servers cache it."""
         known = self._lists.get(block)
         if known is None or not np.array_equal(known[0], places):
-            known = self._lists[block] = (places, KeyList(self.standing.columns.keys_of(block)[places]))
+            known = self._lists[block] = (places, KeyList(self.margins.columns.keys_of(block)[places]))
         return known[1]

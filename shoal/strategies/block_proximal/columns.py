@@ -21,7 +21,7 @@ _UNUSED = 2  # epochs that an unused part is kept
 class ColumnParts:
     def __init__(self, data: CsrFile, turns: BlockOrder, blocks: ColumnBlocks, bias: bool, loss: Loss) -> None:
         self._data, self._turns, self._blocks, self._bias, self._loss = data, turns, blocks, bias, loss
-        self._kept: dict[int, CscColumns] = {}  # by part
+        self._cache: dict[int, CscColumns] = {}  # by part
         self._used: dict[int, int] = {}  # the epoch of its last use
 
     def local(self, slot: tuple[int, int]) -> ColumnPart:
@@ -30,7 +30,7 @@ class ColumnParts:
         self._used[part] = of_pass
         for old in [one for one, last in self._used.items() if last < of_pass - _UNUSED]:
             del self._used[old]
-            self._kept.pop(old, None)
+            self._cache.pop(old, None)
         start, stop = turns.span(slot[1])
         first, last = turns.part_rows(part)
         nonzeros = int(self._data.indptr[last] - self._data.indptr[first]) + self._bias * (last - first)
@@ -40,10 +40,10 @@ class ColumnParts:
         """A part is made once, and then there."""
 
     def _columns(self, part: int) -> CscColumns:
-        found = self._kept.get(part)
+        found = self._cache.get(part)
         if found is None:
             rows = self._data.slice(*self._turns.part_rows(part))
-            found = self._kept[part] = CscColumns(rows, self._blocks, self._bias, self._data.features, self._loss)
+            found = self._cache[part] = CscColumns(rows, self._blocks, self._bias, self._data.features, self._loss)
         return found
 
 

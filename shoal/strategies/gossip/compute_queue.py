@@ -40,7 +40,7 @@ class ComputeQueue:
         self.model, self._pace, self._quick = model, pace, quick
         self.now = 0
         self._clock = clock if clock is not None else lambda: self.now
-        self.spent = TimeAccounting(self._clock, 0)
+        self.times = TimeAccounting(self._clock, 0)
         self.error = ""  # why computing has ended
         self.rows, self.loss = 0, 0.0
         self._effects: list[Effect] = []
@@ -50,16 +50,16 @@ class ComputeQueue:
         self._then: Then = lambda result: None
         self._steps: Steps
         self._waits = self._is_short = False
-        self._held = NEVER  # the emulation goes on until then
+        self._paused_until = NEVER  # the emulation goes on until then
 
     @property
-    def due(self) -> int:
+    def wake_at(self) -> int:
         """When there is something to do without a message."""
         if self.error or self._busy:
             return NEVER
         if self._first or self._next:
             return self.now
-        return self._held
+        return self._paused_until
 
     @property
     def is_at_work(self) -> bool:
@@ -105,19 +105,19 @@ class ComputeQueue:
             loss, rows = self.model.gradient(slot)
             return loss, rows, self._clock() - began
 
-        self.spent.computing()
+        self.times.computing()
         loss, rows, took = yield run, 0 if self._is_short else limits.INLINE_ELEMENTS + 1
         self.rows, self.loss, self._is_short = self.rows + rows, self.loss + loss, took <= self._quick
-        held = self._pace.extra(rows, took / limits.SECOND) if self._pace is not None else 0.0
-        self._held = self.now + int(max(0.0, held) * limits.SECOND)
-        while self.now < self._held:
+        pause = self._pace.extra(rows, took / limits.SECOND) if self._pace is not None else 0.0
+        self._paused_until = self.now + int(max(0.0, pause) * limits.SECOND)
+        while self.now < self._paused_until:
             yield None
-        self._held = NEVER
-        self.spent.computed()
+        self._paused_until = NEVER
+        self.times.computed()
 
     def waited(self, since: int, link: int) -> None:
         """The worker waited for neighbours until now; at most ``link`` of it for the network."""
-        self.spent.waited(held=min(since + link, self.now))
+        self.times.waited(held=min(since + link, self.now))
 
     def computed(self, event: Computed) -> None:
         if not self._busy or event.token != self._token:
@@ -135,11 +135,11 @@ class ComputeQueue:
         self.error = f"{type(error).__name__}: {error}" + "".join(f" ({one.name}, line {one.lineno})" for one in where)
         self._first.clear()
         self._next.clear()
-        self._waits, self._held = False, NEVER
+        self._waits, self._paused_until = False, NEVER
 
     def turn(self, now: int) -> None:
         self.now = now
-        if now >= self._held:
+        if now >= self._paused_until:
             self.notify()
         room = _IN_ONE_GO
         while not self._busy and not self.error and (self._first or (self._next and room)):

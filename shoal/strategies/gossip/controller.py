@@ -44,8 +44,8 @@ class WorkerState:
     rounds: int = 0
     rows: int = 0  # of the slots that are done
     loss: float = 0.0
-    lacks: list[str] = field(default_factory=list)  # neighbours that it waits for
-    rest: g.LegDone | None = None  # it is done with its slots
+    waits_for: list[str] = field(default_factory=list)  # neighbours that it waits for
+    result: g.LegDone | None = None  # it is done with its slots
     slab: Floats | None = None  # in one row
 
     @property
@@ -132,7 +132,7 @@ class GossipController:
         """``names``: in the order of the graph. ``by_speed``: fast workers may get more slots."""
         self.graph, self.parts = graph, parts
         self._names, self._addresses, self._by_speed = names, addresses, by_speed
-        self._again, self._pace = timing.resend_first // 2, LegPace(mode)
+        self._resend_after, self._pace = timing.resend_first // 2, LegPace(mode)
         self.leg = self.rounds = 0  # the number of the leg, and its rounds
         self.mixed = 0  # rounds of the legs that are over
         self.states: dict[str, WorkerState] = {}  # of the living
@@ -144,8 +144,8 @@ class GossipController:
         """Called once for each worker, when it is done with the first leg."""
         self.on_failed: Callable[[str, str], None] = lambda name, why: None
         """Called when a worker reports an error: end it, and call ``lose``."""
-        self._gone: list[str] = []  # lost in this leg
-        self._fresh = NewProgress()
+        self._lost_in_leg: list[str] = []  # lost in this leg
+        self._new = NewProgress()
         self._moved: dict[str, list[int]] = {}  # bytes sent, received; microseconds
         self._lost: dict[str, float] = {}  # what each says went with lost neighbours, in its life
         self._now = 0
@@ -180,17 +180,17 @@ class GossipController:
         return self.set_off(now, {self._names[rank]: np.concatenate(ids) for rank, ids in assigned.items()})
 
     def set_off(self, now: int, slots: Mapping[str, Ids]) -> list[Effect]:
-        self.leg, self._gone = self.leg + 1, []
+        self.leg, self._lost_in_leg = self.leg + 1, []
         self.rounds = max((len(ids) for ids in slots.values()), default=0)
         self.was_apart |= len(self.graph.parts) > 1
         mixing = self.graph.mixing()
         self.states = {name: WorkerState(ids, self._leg(name, ids, mixing)) for name, ids in slots.items()}
-        return [*(one.leg for one in self.states.values()), Wake(now + self._again)]
+        return [*(one.leg for one in self.states.values()), Wake(now + self._resend_after)]
 
     def _leg(self, name: str, slots: Ids, mixing: Matrix) -> Send:
         graph, names, me = self.graph, self._names, self._names.index(name)
-        hears = [g.GossipLink(names[i], self._addresses[names[i]], float(mixing[me, i])) for i in graph.hears[me]]
-        tells = [g.GossipLink(names[i], self._addresses[names[i]], float(mixing[i, me])) for i in graph.tells[me]]
+        hears = [g.GossipLink(names[i], self._addresses[names[i]], float(mixing[me, i])) for i in graph.senders[me]]
+        tells = [g.GossipLink(names[i], self._addresses[names[i]], float(mixing[i, me])) for i in graph.receivers[me]]
         push_sum = 0 if not graph.directed else 2 if self.was_apart else 1
         leg = g.Leg(self.leg, self.rounds, float(mixing[me, me]), hears, tells, push_sum)
         return Send(name, leg, (slots.astype(np.uint64),))
@@ -214,7 +214,7 @@ class GossipController:
         self.graph = before.without(number)
         apart = len(self.graph.parts)
         self.was_apart |= apart > 1
-        self._gone.append(name)
+        self._lost_in_leg.append(name)
         return again, bool(self.graph.living) and apart > len(before.parts), self._reminders(now)
 
     def dismiss(self) -> list[Effect]:
@@ -227,8 +227,8 @@ class GossipController:
         match event:
             case Received(sender, g.GossipProgressReport() as report):
                 return self._on_progress(sender, report)
-            case Received(sender, g.LegDone() as rest, arrays):
-                return self._on_rest(sender, rest, from_frames(arrays) if arrays else None)
+            case Received(sender, g.LegDone() as result, arrays):
+                return self._on_leg_done(sender, result, from_frames(arrays) if arrays else None)
             case Tick():
                 return [*(one.leg for one in self.states.values() if not one.reported), *self._reminders(now)]
         return []
@@ -237,7 +237,7 @@ class GossipController:
         one = self.states.get(sender)
         if one is not None and report.leg == self.leg:
             one.reported = True
-            if one.rest is None:
+            if one.result is None:
                 self._count(sender, one, report)
                 # Rounds in which only others have slots do not count for its speed: a worker with
                 # few slots would seem slow, and get few again.
@@ -247,77 +247,77 @@ class GossipController:
             return [one.leg]  # it was not connected when the leg was sent
         return []
 
-    def _on_rest(self, sender: str, rest: g.LegDone, slab: Floats | None) -> list[Effect]:
+    def _on_leg_done(self, sender: str, result: g.LegDone, slab: Floats | None) -> list[Effect]:
         one = self.states.get(sender)
-        if one is None or rest.leg != self.leg:
-            return [Send(sender, g.LegReceived(rest.leg))]
+        if one is None or result.leg != self.leg:
+            return [Send(sender, g.LegReceived(result.leg))]
         if one.slab is None:
             one.reported = True
-            if rest.error:
-                self.on_failed(sender, rest.error)
+            if result.error:
+                self.on_failed(sender, result.error)
             else:
-                if self.leg == 1 and one.rest is None:
+                if self.leg == 1 and one.result is None:
                     self.on_ready(sender)
-                self._count_rest(sender, one, rest)
-            was, one.rest, one.slab = one.rest, rest, slab
+                self._count_result(sender, one, result)
+            was, one.result, one.slab = one.result, result, slab
             if was is None and slab is None:
                 return self._shows()
-        return [] if slab is None else [Send(sender, g.LegReceived(rest.leg))]
+        return [] if slab is None else [Send(sender, g.LegReceived(result.leg))]
 
     def _reminders(self, now: int) -> list[Effect]:
         """Tell those that do not rest of all losses, and ask for models if all are done."""
         working = [name for name, one in self.states.items() if one.slab is None]
-        losses = [Send(name, g.Without(self.leg, gone)) for name in working for gone in self._gone]
-        return [*losses, *self._shows(), Wake(now + self._again)]
+        losses = [Send(name, g.Without(self.leg, gone)) for name in working for gone in self._lost_in_leg]
+        return [*losses, *self._shows(), Wake(now + self._resend_after)]
 
     def _shows(self) -> list[Effect]:
-        if any(one.rest is None for one in self.states.values()):
+        if any(one.result is None for one in self.states.values()):
             return []
         return [Send(name, g.Show(self.leg)) for name, one in self.states.items() if one.slab is None]
 
     # ------------------------------------------------------------ what workers have done
 
-    def fresh(self) -> NewProgress:
-        found, self._fresh = self._fresh, NewProgress()
+    def take_progress(self) -> NewProgress:
+        found, self._new = self._new, NewProgress()
         self.counted = [self.counted[0] + found.slots, self.counted[1] + found.rows]
         return found
 
     def exchanges(self) -> tuple[int, float]:
         """After a leg: its meetings, and how much at most was newly lost with neighbours."""
-        rests = {name: one.rest for name, one in self.states.items() if one.rest is not None}
-        lost = sum(rest.lost - self._lost.get(name, 0.0) for name, rest in rests.items())
-        self._lost |= {name: rest.lost for name, rest in rests.items()}
-        return sum(rest.met for rest in rests.values()), lost
+        results = {name: one.result for name, one in self.states.items() if one.result is not None}
+        lost = sum(result.lost - self._lost.get(name, 0.0) for name, result in results.items())
+        self._lost |= {name: result.lost for name, result in results.items()}
+        return sum(result.met for result in results.values()), lost
 
-    def _count_rest(self, name: str, one: WorkerState, rest: g.LegDone) -> None:
-        rounds, rows, loss, sent, received, *spent = rest.along
-        self._fresh.steps += one.rest is None
+    def _count_result(self, name: str, one: WorkerState, result: g.LegDone) -> None:
+        rounds, rows, loss, sent, received, *spent = result.along
+        self._new.steps += one.result is None
         report = g.GossipProgressReport(
-            rest.leg, int(rounds), int(rows), loss, [int(one) for one in spent], int(sent), int(received)
+            result.leg, int(rounds), int(rows), loss, [int(one) for one in spent], int(sent), int(received)
         )
         self._count(name, one, report)
         self._pace.is_done(name, self._now / limits.SECOND)
 
     def _count(self, name: str, one: WorkerState, report: g.GossipProgressReport) -> None:
         """Add what is new in a report, which counts from the start of the leg, or of the worker."""
-        fresh = self._fresh
-        fresh.steps += report.rounds > one.rounds
-        one.lacks = report.lacks
+        new = self._new
+        new.steps += report.rounds > one.rounds
+        one.waits_for = report.lacks
         if report.rounds >= one.rounds:
             before, one.rounds = one.done, report.rounds
             rows = self.parts.rows(one.slots[before : one.done])
             one.rows += rows
             # It may count a round that is not done.
             loss = report.loss * one.rows / report.rows if report.rows else 0.0
-            fresh.slots += one.done - before
-            fresh.rows += rows
-            fresh.loss += loss - one.loss
+            new.slots += one.done - before
+            new.rows += rows
+            new.loss += loss - one.loss
             one.loss = loss
         now = [report.sent, report.received, *report.spent]
         old = self._moved.setdefault(name, [0] * (2 + len(KINDS)))
         sent, received, *spent = (max(0, new - known) for new, known in zip(now, old, strict=False))
         self._moved[name] = [*map(max, now, old), *old[len(now) :]]
-        fresh.sent += sent
-        fresh.received += received
+        new.sent += sent
+        new.received += received
         for kind, more in zip(KINDS, spent, strict=False):
-            fresh.spent[kind] = fresh.spent.get(kind, 0.0) + more / 1e6
+            new.spent[kind] = new.spent.get(kind, 0.0) + more / 1e6

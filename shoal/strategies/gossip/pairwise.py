@@ -50,13 +50,13 @@ class Pairwise:
         timing: TimingSettings = DEFAULT,
     ) -> None:
         self._name, self._timing = name, timing
-        self._queue, self._chance, self._link, self._finished = queue, chance, link, finished
+        self._queue, self._random, self._link, self._finished = queue, chance, link, finished
         self._size = queue.model.size
         self.leg = self.round = self._rounds = 0
         self.met = 0  # meetings that this worker asked for, and that are settled
         self.lost = 0.0
         self.frozen = True  # there are no meetings between two legs
-        self.asked: PendingMeeting | None = None
+        self.pending: PendingMeeting | None = None
         self.answered: dict[str, tuple[int, Floats | None]] = {}  # last number, our move
         self._neighbours: list[str] = []
         self._answering: dict[str, int] = {}
@@ -66,18 +66,18 @@ class Pairwise:
         self._applying = self._waits = False
 
     @property
-    def due(self) -> int:
-        return self.asked.at if self.asked is not None else NEVER
+    def wake_at(self) -> int:
+        return self.pending.at if self.pending is not None else NEVER
 
     @property
     def is_over(self) -> bool:
         return self.round >= self._rounds and not self._waits
 
     def lacking(self) -> list[str]:
-        return [self.asked.name] if self._waits and self.asked is not None else []
+        return [self.pending.name] if self._waits and self.pending is not None else []
 
     def waits_since(self) -> int:
-        return self.asked.since if self.asked is not None else self._queue.now
+        return self.pending.since if self.pending is not None else self._queue.now
 
     def begin(self, leg: g.Leg, slots: Sequence[int], gone: dict[str, int]) -> None:
         self.leg, self._rounds, self._slots = leg.number, leg.rounds, slots
@@ -88,7 +88,7 @@ class Pairwise:
             self.answered[name] = number, None  # all meetings of the last leg are settled
         early, self._early = self._early, {}
         for name, (meet, values) in early.items():
-            self.asks(name, meet, values)
+            self.on_meet(name, meet, values)
         self._queue.run(self._leg())
 
     # ------------------------------------------------------------ one round
@@ -111,8 +111,8 @@ class Pairwise:
 
     def _settle(self) -> Steps:
         """Wait until the meeting that we asked for is settled."""
-        self._waits = waited = self.asked is not None or self._applying
-        while self.asked is not None or self._applying:
+        self._waits = waited = self.pending is not None or self._applying
+        while self.pending is not None or self._applying:
             yield None
         if waited:
             self._queue.waited(self._since, 2 * self._link)
@@ -121,13 +121,13 @@ class Pairwise:
     def _ask(self, weights: Floats) -> None:
         if self._neighbours:  # some may have gone meanwhile
             self._number, self._since = self._number + 1, self._queue.now
-            name, wait = self._chance.choice(self._neighbours), self._timing.resend_first + 2 * self._link
-            self.asked = PendingMeeting(name, self._number, weights, self._since, wait, self._since + wait)
+            name, wait = self._random.choice(self._neighbours), self._timing.resend_first + 2 * self._link
+            self.pending = PendingMeeting(name, self._number, weights, self._since, wait, self._since + wait)
             self._queue.send(name, g.Meet(self._number), to_frames(weights))
 
     # ------------------------------------------------------------ what others say
 
-    def asks(self, sender: str, meet: g.Meet, values: Floats) -> None:
+    def on_meet(self, sender: str, meet: g.Meet, values: Floats) -> None:
         """Move to the mean of the two, once."""
         number, moved = self.answered.get(sender, (-1, None))
         if values.size != self._size:
@@ -137,7 +137,7 @@ class Pairwise:
         elif meet.number == number:
             self._answer(sender, number, moved)
         elif meet.number > number and self._answering.get(sender) != meet.number:
-            if self.asked is not None and self.asked.name == sender and self._name < sender:
+            if self.pending is not None and self.pending.name == sender and self._name < sender:
                 self._moved(sender, meet.number, None)  # it answers us
                 return
             self._answering[sender] = meet.number
@@ -167,21 +167,21 @@ class Pairwise:
     def _answer(self, sender: str, number: int, d: Floats | None) -> None:
         self._queue.send(sender, g.MeetReply(number), to_frames(d) if d is not None else ())
 
-    def answers(self, sender: str, met: g.MeetReply, arrays: Arrays) -> None:
-        asked = self.asked
-        if asked is None or asked.name != sender or asked.number != met.number:
+    def on_reply(self, sender: str, met: g.MeetReply, arrays: Arrays) -> None:
+        pending = self.pending
+        if pending is None or pending.name != sender or pending.number != met.number:
             return
         if not arrays:
-            self.asked = None
+            self.pending = None
             self._queue.notify()
             return
         d: Floats = from_frames(arrays)
         if d.size != self._size:
             return
-        self.asked, self._applying = None, True  # the answer may come twice
-        self._queue.do(lambda: self._queue.model.add(d, -1.0), self._came, self._size, first=True)
+        self.pending, self._applying = None, True  # the answer may come twice
+        self._queue.do(lambda: self._queue.model.add(d, -1.0), self._applied, self._size, first=True)
 
-    def _came(self, nothing: None) -> None:
+    def _applied(self, nothing: None) -> None:
         self._applying = False
         self.met += 1
         self._queue.notify()
@@ -191,8 +191,8 @@ class Pairwise:
             return
         self._neighbours.remove(name)
         self._count_lost(name)
-        if self.asked is not None and self.asked.name == name:
-            self.asked = None
+        if self.pending is not None and self.pending.name == name:
+            self.pending = None
             self._queue.notify()
 
     def _count_lost(self, name: str) -> None:
@@ -205,8 +205,8 @@ class Pairwise:
         self.lost += size
 
     def tick(self, now: int) -> None:
-        asked = self.asked
-        if asked is not None and now >= asked.at:
-            asked.wait = min(2 * asked.wait, self._timing.resend_most + 2 * self._link)
-            asked.at = now + asked.wait
-            self._queue.send(asked.name, g.Meet(asked.number), to_frames(asked.weights))
+        pending = self.pending
+        if pending is not None and now >= pending.at:
+            pending.wait = min(2 * pending.wait, self._timing.resend_most + 2 * self._link)
+            pending.at = now + pending.wait
+            self._queue.send(pending.name, g.Meet(pending.number), to_frames(pending.weights))

@@ -72,7 +72,7 @@ class GossipRun(PoolRun):
         self._addresses = dict.fromkeys(self._names, "")
         self._ended: deque[tuple[str, str]] = deque()  # name, and why
         self.pool = WorkerPool(job, MAIN, self._on_ended, sockets=True)
-        self._legs = GossipController(
+        self._controller = GossipController(
             self._names,
             self._addresses,
             graph,
@@ -81,8 +81,8 @@ class GossipRun(PoolRun):
             job.strategy.split == "even",
             job.timing.intervals(),
         )
-        self._legs.on_ready, self._legs.on_failed = self.tracker.joined, self._end_worker
-        self._home: Transport
+        self._controller.on_ready, self._controller.on_failed = self.tracker.joined, self._end_worker
+        self._transport: Transport
         self._loop: Loop
         self._loops: dict[str, Loop] = {}  # of threads
         self._closing = False
@@ -94,7 +94,7 @@ class GossipRun(PoolRun):
         try:
             self.learner.settle()
             self._start()
-            self._loop = Loop(self._legs, self._home)
+            self._loop = Loop(self._controller, self._transport)
         except BaseException:
             self._close_workers()
             raise
@@ -109,14 +109,14 @@ class GossipRun(PoolRun):
 
     @property
     def workers(self) -> list[str]:
-        return self._legs.living
+        return self._controller.living
 
     # ------------------------------------------------------------ workers: threads, or processes
 
     def _start(self) -> None:
         if not self.pool.has_processes:
             hub = Hub()
-            self._home = hub.open(HOME)
+            self._transport = hub.open(HOME)
             for name in self._names:
                 transport = hub.open(name)
                 self._addresses[name] = transport.address
@@ -125,9 +125,10 @@ class GossipRun(PoolRun):
         self.pool.start("gossip")
         safety = Safety.local().checking(self.job.launch.checksums)
         self.pool.wait_until_started()  # the folder of sockets is there
-        self._home = ZmqTransport(HOME, self._bind(HOME), safety)
+        self._transport = ZmqTransport(HOME, self._bind(HOME), safety)
+        home = self._transport.address
         for name in self._names:
-            self.pool.fork(name, self._spec, bind=self._bind(name), coordinator=self._home.address, safety=safety.plain)
+            self.pool.fork(name, self._spec, bind=self._bind(name), coordinator=home, safety=safety.plain)
         # In place: the controller holds this dict.
         self._addresses.update(zip(self._names, self.pool.wait_until_running(self._names), strict=True))
 
@@ -150,7 +151,7 @@ class GossipRun(PoolRun):
         """On another thread."""
         self._ended.append((name, why or BY_ITSELF))
         if not self.pool.closed:
-            self._home.wake()
+            self._transport.wake()
 
     def _close_workers(self) -> None:
         self._closing = True
@@ -161,14 +162,14 @@ class GossipRun(PoolRun):
     # ------------------------------------------------------------ legs
 
     def _announce(self) -> None:
-        keep_links(self._legs.graph, self.folder)
+        keep_links(self._controller.graph, self.folder)
         for note in self._notes:
             self.tracker.warn(note)
         self.listener(self._linked(rows=describe_split(self.job, self.dataset.train, self.job.workers)))
-        self._carry_out(self._legs.begin(time.monotonic_ns()))
+        self._carry_out(self._controller.begin(time.monotonic_ns()))
 
     def _start_done(self) -> bool:
-        return self._legs.resting
+        return self._controller.resting
 
     def _ready(self) -> None:
         self._counted_to = time.perf_counter()
@@ -180,25 +181,25 @@ class GossipRun(PoolRun):
             )
 
     def _round(self) -> None:
-        if self._legs.resting:
+        if self._controller.resting:
             stop, tracker = self.job.stop.seconds, self.tracker
             left = None if stop is None else stop - tracker.seconds
             self._reset_patience()
-            self._carry_out(self._legs.next_leg(time.monotonic_ns(), tracker.room(), left))
+            self._carry_out(self._controller.next_leg(time.monotonic_ns(), tracker.room(), left))
         self._until_rest()
 
     def _until_rest(self) -> None:
         tracker = self.tracker
-        while not self._legs.resting:
+        while not self._controller.resting:
             self._attend()
-        self._legs.end_leg(time.monotonic_ns())
-        if not self._legs.states:
-            tracker.take_back(*self._legs.counted)  # no worker has it now
+        self._controller.end_leg(time.monotonic_ns())
+        if not self._controller.states:
+            tracker.take_back(*self._controller.counted)  # no worker has it now
             self._nobody_left()
             self._keep()
             return
         self._remember()
-        self._legs.counted = [0, 0]
+        self._controller.counted = [0, 0]
         self._tell_exchanges()
         if tracker.due or (tracker.why and tracker.unjudged) or not is_finite(self._models.mean):
             self._judge()
@@ -208,24 +209,24 @@ class GossipRun(PoolRun):
     def _settle(self) -> None:
         """Let the leg end; unfinished slots are lost."""
         try:
-            if self._begun and not self._legs.resting:
+            if self._begun and not self._controller.resting:
                 self._until_rest()
         finally:
-            self.tracker.take_back(*self._legs.counted)
+            self.tracker.take_back(*self._controller.counted)
 
     def _finish(self) -> None:
         super()._finish()
-        self._carry_out(self._legs.dismiss())
+        self._carry_out(self._controller.dismiss())
 
     def _remember(self) -> None:
-        models = [(one.slab, one.rest) for one in self._legs.states.values()]
+        models = [(one.slab, one.result) for one in self._controller.states.values()]
         # Where the graph fell apart, weights gather at the ends of its links: then all count alike.
-        whole = self._legs.graph.directed and not self._legs.was_apart
-        self._models.take([(slab, rest.weight if whole else 1.0) for slab, rest in models if slab is not None and rest])
+        whole = self._controller.graph.directed and not self._controller.was_apart
+        self._models.take([(slab, one.weight if whole else 1.0) for slab, one in models if slab is not None and one])
         self._at = self._position()
 
     def _position(self) -> Snapshot:
-        parts = self._legs.parts
+        parts = self._controller.parts
         return self._models.mean, parts.of_pass, parts.left(), self.tracker.state(), self.tracker.steps
 
     def _weights(self) -> Floats | None:
@@ -236,8 +237,8 @@ class GossipRun(PoolRun):
         began = time.perf_counter()
         spread = self._models.spread()
         if spread and self._strategy.mode == "sync":
-            spread["rounds"] = float(self._legs.mixed)
-        if spread and (pieces := len(self._legs.graph.parts)) > 1:
+            spread["rounds"] = float(self._controller.mixed)
+        if spread and (pieces := len(self._controller.graph.parts)) > 1:
             spread["pieces"] = float(pieces)
         self.tracker.judge(self._models.weights_in(self._models.mean).copy(), spread)
         self._at = self._position()
@@ -258,28 +259,28 @@ class GossipRun(PoolRun):
         return not self._begun
 
     def _awaited(self) -> tuple[list[str], list[str]]:
-        states = self._legs.states
+        states = self._controller.states
         # One that is done with its slots is awaited, too: for answers, and for its model.
         awaited = [name for name, one in states.items() if one.slab is None]
-        names = [name for name in awaited if states[name].rest is None] or awaited
-        lacked = {name for one in states.values() for name in one.lacks}
-        return awaited, [name for name in names if name in lacked and not states[name].lacks] or names
+        names = [name for name in awaited if states[name].result is None] or awaited
+        lacked = {name for one in states.values() for name in one.waits_for}
+        return awaited, [name for name in names if name in lacked and not states[name].waits_for] or names
 
     def _listen(self) -> bool:
         self._loop.turn(LOOK)
-        fresh = self._legs.fresh()
-        progress = bool(fresh.steps) or bool(self._ended)
+        new = self._controller.take_progress()
+        progress = bool(new.steps) or bool(self._ended)
         while self._ended:
             self._end(*self._ended.popleft())
         tracker, now = self.tracker, time.perf_counter()
-        tracker.sent, tracker.received = tracker.sent + fresh.sent, tracker.received + fresh.received
+        tracker.sent, tracker.received = tracker.sent + new.sent, tracker.received + new.received
         if self._begun:
             took, self._counted_to = max(0.0, now - self._counted_to), now
-            tracker.add(fresh.slots, fresh.rows, fresh.loss, took, fresh.spent)
+            tracker.add(new.slots, new.rows, new.loss, took, new.spent)
         return progress
 
     def _end(self, name: str, why: str) -> None:
-        loss = self._legs.lose(time.monotonic_ns(), name)
+        loss = self._controller.lose(time.monotonic_ns(), name)
         if loss is None:
             return
         again, apart, effects = loss
@@ -292,13 +293,13 @@ class GossipRun(PoolRun):
         self.listener(self._linked(f"{name} is gone"))
         if apart:
             self.tracker.warn(
-                f"without {name} the others are not connected any more ({self._legs.graph.words()}): "
+                f"without {name} the others are not connected any more ({self._controller.graph.words()}): "
                 f"each group goes on, and they can never agree"
             )
 
     def _tell_exchanges(self) -> None:
         """Count the exchanges of the leg, and warn of those that only one side completed."""
-        meetings, lost = self._legs.exchanges()
+        meetings, lost = self._controller.exchanges()
         self.tracker.counts["meetings"] += meetings
         if lost > 0:
             self.tracker.warn(
@@ -311,7 +312,7 @@ class GossipRun(PoolRun):
 
     def _linked(self, why: str = "", rows: str = "") -> RunEvent:
         pairs = self._strategy.mode == "async"
-        return self._legs.graph.event(self.tracker.seconds, self._names, why, pairs, rows)
+        return self._controller.graph.event(self.tracker.seconds, self._names, why, pairs, rows)
 
 
 def graph_of(job: Job, folder: Path | None) -> tuple[Graph, list[str]]:

@@ -34,13 +34,13 @@ from shoal.wire.messages import gossip as g
 
 _LEAST = 1e-290  # a weight stays above 0, even where it is only given away
 
-Part = tuple[float, Floats]  # weight (push-sum: of what was sent) and model
+WeightedModel = tuple[float, Floats]  # weight (push-sum: of what was sent) and model
 
 
 class OfferMade(NamedTuple):
     model: Floats
     weight: float  # of push-sum, before it was shared out,
-    kept: float  # and its rest after that
+    retained: float  # and its rest after that
 
 
 class Synchronous:
@@ -53,20 +53,20 @@ class Synchronous:
         self.leg = self.round = self._rounds = self._push_sum = 0
         self.lost = 0.0
         self._own = 1.0
-        self._hears: dict[str, float] = {}
-        self._tells: dict[str, float] = {}
+        self._in_weights: dict[str, float] = {}
+        self._out_weights: dict[str, float] = {}
         self._slots: Sequence[int] = ()
-        self._said: dict[int, OfferMade] = {}  # by round
-        self._offers: dict[tuple[int, str], Part] = {}
-        self._early: dict[tuple[int, str], Part] = {}  # offers of the next leg,
-        self._early_in: dict[str, int] = {}  # and how far neighbours are in it
-        self._reached: dict[str, int] = {}  # the rounds of out-neighbours
-        self._last: tuple[Floats, dict[str, Part]] | None = None  # what the last mean was made of
+        self._own_offers: dict[int, OfferMade] = {}  # by round
+        self._offers: dict[tuple[int, str], WeightedModel] = {}
+        self._early: dict[tuple[int, str], WeightedModel] = {}  # offers of the next leg,
+        self._early_rounds: dict[str, int] = {}  # and how far neighbours are in it
+        self._out_rounds: dict[str, int] = {}  # the rounds of out-neighbours
+        self._last: tuple[Floats, dict[str, WeightedModel]] | None = None  # inputs of the last mean
         self._waiting = self._settling = False
         self._since = self._ask_at = self._wait = 0
 
     @property
-    def due(self) -> int:
+    def wake_at(self) -> int:
         return self._ask_at if self.lacking() else NEVER
 
     @property
@@ -77,8 +77,8 @@ class Synchronous:
         """The neighbours that this worker waits for."""
         if not self._waiting:
             return []
-        behind = [name for name in self._tells if self._reached[name] < self.round]
-        return sorted({name for name in self._hears if (self.round, name) not in self._offers}.union(behind))
+        behind = [name for name in self._out_weights if self._out_rounds[name] < self.round]
+        return sorted({name for name in self._in_weights if (self.round, name) not in self._offers}.union(behind))
 
     def waits_since(self) -> int:
         return self._since
@@ -86,16 +86,16 @@ class Synchronous:
     def begin(self, leg: g.Leg, slots: Sequence[int], gone: dict[str, int]) -> None:
         self.leg, self._rounds, self._slots, self._push_sum = leg.number, leg.rounds, slots, leg.push_sum
         self._own, self.round, self._last = leg.own, 0, None
-        self._hears = {one.name: one.weight for one in leg.hears}
-        self._tells = {one.name: one.weight for one in leg.tells}
-        self._reached = dict.fromkeys(self._tells, -1)
-        self._said.clear()
-        self._offers = {key: part for key, part in self._early.items() if key[1] in self._hears}
-        early_in, self._early, self._early_in = self._early_in, {}, {}
+        self._in_weights = {one.name: one.weight for one in leg.hears}
+        self._out_weights = {one.name: one.weight for one in leg.tells}
+        self._out_rounds = dict.fromkeys(self._out_weights, -1)
+        self._own_offers.clear()
+        self._offers = {key: part for key, part in self._early.items() if key[1] in self._in_weights}
+        early_rounds, self._early, self._early_rounds = self._early_rounds, {}, {}
         for number, name in self._offers:
-            self._reached[name] = max(number, self._reached.get(name, -1))
-        for name, number in early_in.items():
-            self._is_in(name, number)
+            self._out_rounds[name] = max(number, self._out_rounds.get(name, -1))
+        for name, number in early_rounds.items():
+            self._note_round(name, number)
         if gone:
             self._push_sum = min(2, 2 * self._push_sum)  # as in ``without``
         for name in [*gone]:
@@ -119,27 +119,27 @@ class Synchronous:
             self._waiting, self._settling = False, True
             queue.waited(self._since, self._link)
             parts = {name: part for (number, name), part in sorted(self._offers.items()) if number == self.round}
-            own, mean, weight = self._weighed(parts)
+            own, mean, weight = self._weights_of(parts)
             scale = (1.0 / weight if self._push_sum == 1 else 1.0) if learns else None
-            self._last = (self._said[self.round].model, parts) if parts else None
-            queue.spent.computing()
+            self._last = (self._own_offers[self.round].model, parts) if parts else None
+            queue.times.computing()
             weights = yield partial(self._average, own, mean, scale), self._size * (2 + len(parts))
-            queue.spent.computed()
+            queue.times.computed()
             self.weight, self._settling = weight, False
             self._offers = {key: part for key, part in self._offers.items() if key[0] > self.round}
             self.round += 1
         self._finished()
 
     def _start(self, weights: Floats) -> None:
-        self._said[self.round] = OfferMade(weights, self.weight, self._own * self.weight)
-        self._said.pop(self.round - 2, None)
-        for name in self._tells:
+        self._own_offers[self.round] = OfferMade(weights, self.weight, self._own * self.weight)
+        self._own_offers.pop(self.round - 2, None)
+        for name in self._out_weights:
             self._offer(name, self.round)
-        for name in self._hears:
-            if name not in self._tells:  # one-way: it gets no offers of ours
+        for name in self._in_weights:
+            if name not in self._out_weights:  # one-way: it gets no offers of ours
                 self._queue.send(name, g.Reached(self.leg, self.round))
 
-    def _average(self, own: float, mean: Sequence[Part], scale: float | None) -> Floats:
+    def _average(self, own: float, mean: Sequence[WeightedModel], scale: float | None) -> Floats:
         """Take the mean, and the step unless there was no slot in this round."""
         model = self._queue.model
         if mean:
@@ -148,13 +148,13 @@ class Synchronous:
             model.step(scale)
         return model.weights
 
-    def _weighed(self, parts: dict[str, Part]) -> tuple[float, list[Part], float]:
+    def _weights_of(self, parts: dict[str, WeightedModel]) -> tuple[float, list[WeightedModel], float]:
         """The weights of all models in the mean; and the push-sum weight after it."""
         if not self._push_sum:
-            return self._own, [(self._hears[name], values) for name, (_, values) in parts.items()], 1.0
-        kept = self._said[self.round].kept
-        total = max(kept + sum(share for share, _ in parts.values()), _LEAST)
-        return kept / total, [(share / total, values) for share, values in parts.values()], total
+            return self._own, [(self._in_weights[name], values) for name, (_, values) in parts.items()], 1.0
+        retained = self._own_offers[self.round].retained
+        total = max(retained + sum(share for share, _ in parts.values()), _LEAST)
+        return retained / total, [(share / total, values) for share, values in parts.values()], total
 
     # ------------------------------------------------------------ what others say
 
@@ -164,25 +164,25 @@ class Synchronous:
         if offer.leg == self.leg + 1 and offer.round <= 1 and len(self._early) < 2 * limits.PEERS:
             self._early.setdefault((offer.round, sender), (offer.weight, values))
             return
-        if offer.leg != self.leg or sender not in self._hears:
+        if offer.leg != self.leg or sender not in self._in_weights:
             return
-        self._is_in(sender, offer.round)
+        self._note_round(sender, offer.round)
         if self.round + (1 if self._settling else 0) <= offer.round <= self.round + 1:
             self._offers.setdefault((offer.round, sender), (offer.weight, values))
         self._queue.notify()
 
     def reached(self, sender: str, message: g.Reached) -> None:
         """A neighbour says how far it is; it may lack an offer, or ask how far this worker is."""
-        if message.leg == self.leg + 1 and len(self._early_in) < limits.PEERS:
-            self._early_in[sender] = max(message.round, self._early_in.get(sender, -1))
+        if message.leg == self.leg + 1 and len(self._early_rounds) < limits.PEERS:
+            self._early_rounds[sender] = max(message.round, self._early_rounds.get(sender, -1))
         if message.leg != self.leg:
             return
-        if sender not in self._tells:
-            if sender in self._hears:
+        if sender not in self._out_weights:
+            if sender in self._in_weights:
                 self._queue.send(sender, g.Reached(self.leg, self.round))
             return
-        self._is_in(sender, message.round)
-        if message.lacks and message.round in self._said:
+        self._note_round(sender, message.round)
+        if message.lacks and message.round in self._own_offers:
             self._offer(sender, message.round)
         self._queue.notify()
 
@@ -192,10 +192,10 @@ class Synchronous:
         From now on steps are not divided by a weight, which may go to 0.
         """
         self._push_sum = min(2, 2 * self._push_sum)
-        if name in self._hears or name in self._tells:
-            last, weight = self._last, self._hears.get(name, 0.0)
+        if name in self._in_weights or name in self._out_weights:
+            last, weight = self._last, self._in_weights.get(name, 0.0)
             if self._push_sum:
-                self.lost += self._tells.get(name, 0.0) * sum(said.weight for said in self._said.values())
+                self.lost += self._out_weights.get(name, 0.0) * sum(offer.weight for offer in self._own_offers.values())
             elif last is not None and name in last[1]:
                 mine, theirs = last[0], last[1][name][1]
                 self._queue.do(lambda: weight * _length(theirs, mine), self._add_lost, self._size, first=True)
@@ -208,21 +208,21 @@ class Synchronous:
         self._wait = min(2 * self._wait, self._timing.resend_most + 2 * self._link)
         self._ask_at = now + self._wait
         for name in lacking:
-            self._queue.send(name, g.Reached(self.leg, self.round, name in self._hears))
+            self._queue.send(name, g.Reached(self.leg, self.round, name in self._in_weights))
 
     def _offer(self, name: str, number: int) -> None:
-        said = self._said[number]
-        weight = self._tells[name] * said.weight if self._push_sum else 1.0
-        self._queue.send(name, g.Offer(self.leg, number, weight), to_frames(said.model))
+        offer = self._own_offers[number]
+        weight = self._out_weights[name] * offer.weight if self._push_sum else 1.0
+        self._queue.send(name, g.Offer(self.leg, number, weight), to_frames(offer.model))
 
-    def _is_in(self, name: str, number: int) -> None:
-        if name in self._reached:
-            self._reached[name] = max(number, self._reached[name])
+    def _note_round(self, name: str, number: int) -> None:
+        if name in self._out_rounds:
+            self._out_rounds[name] = max(number, self._out_rounds[name])
 
     def _leave(self, name: str) -> None:
-        heard, told = self._hears.pop(name, 0.0), self._tells.pop(name, 0.0)
-        self._own += told if self._push_sum else heard
-        self._reached.pop(name, None)
+        into, out = self._in_weights.pop(name, 0.0), self._out_weights.pop(name, 0.0)
+        self._own += out if self._push_sum else into
+        self._out_rounds.pop(name, None)
         if not self._push_sum:  # push-sum uses what has come
             self._offers = {key: part for key, part in self._offers.items() if key[1] != name}
 

@@ -81,7 +81,7 @@ class Graph:
         return [i for i in range(self.nodes) if i not in self.gone]
 
     @cached_property
-    def hears(self) -> list[list[int]]:
+    def senders(self) -> list[list[int]]:
         """By node: its in-neighbours."""
         found: list[list[int]] = [[] for _ in range(self.nodes)]
         for start, stop in self.links:
@@ -91,9 +91,9 @@ class Graph:
         return [sorted(one) for one in found]
 
     @cached_property
-    def tells(self) -> list[list[int]]:
+    def receivers(self) -> list[list[int]]:
         """By node: its out-neighbours."""
-        return replace(self, links=[(stop, start) for start, stop in self.links]).hears
+        return replace(self, links=[(stop, start) for start, stop in self.links]).senders
 
     def without(self, node: int) -> Graph:
         left = [link for link in self.links if node not in link]
@@ -108,7 +108,7 @@ class Graph:
         while left:
             start = next(iter(left))
             # A way there and back leads only by nodes from which there is a way back.
-            part = sorted(_reach(start, self.tells, _reach(start, self.hears, left)))
+            part = sorted(_reach(start, self.receivers, _reach(start, self.senders, left)))
             found.append(part)
             for node in part:
                 del left[node]
@@ -127,7 +127,7 @@ class Graph:
             return
         how = "strongly connected" if self.directed else "connected"
         move = f"add links {'that lead back' if self.directed else 'between them'}"
-        if lonely := [i for i in self.living if not self.hears[i] and not self.tells[i]]:
+        if lonely := [i for i in self.living if not self.senders[i] and not self.receivers[i]]:
             said = " ".join(map(str, lonely[:NAMED])) + (" ..." if len(lonely) > NAMED else "")
             move = f"add links to {said}, which {'has' if len(lonely) == 1 else 'have'} none at all, take fewer workers"
         raise Invalid(
@@ -142,8 +142,8 @@ class Graph:
         """W: row i has the weights of node i. Lost nodes keep their own value."""
         weights = np.zeros((self.nodes, self.nodes))
         for i in range(self.nodes):
-            for j in self.hears[i]:
-                d = len(self.tells[j]) if self.directed else max(len(self.hears[i]), len(self.hears[j]))
+            for j in self.senders[i]:
+                d = len(self.receivers[j]) if self.directed else max(len(self.senders[i]), len(self.senders[j]))
                 weights[i, j] = 1 / (1 + d)
         own = weights.sum(axis=0)
         np.fill_diagonal(weights, 1 - own)
@@ -280,7 +280,7 @@ def read(path: Path, nodes: int | None) -> tuple[Links, bool, int]:
                 raise Invalid(f"{here}: {said}: a link is two numbers, as in 0 1, or 0 -> 1 if it goes one way")
             start, stop = int(found[1]), int(found[3])
             if start == stop:
-                raise Invalid(f"{here}: {start} is linked to itself: everybody hears itself anyway; remove the line")
+                raise Invalid(f"{here}: {start} is linked to itself, which has no effect: remove the line")
             most, where = max((most, where), (max(start, stop), number), key=lambda one: one[0])
             one_way[start, stop] = None
             if b"->" not in found[2]:
@@ -306,12 +306,12 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """The lines with links, and their numbers. Refuses a pipe: reading it might block."""
     with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise Invalid(f"{path} is no regular file: write the links to one")
+            raise Invalid(f"{path} is not a regular file: write the links to one")
         number = 0
         while line := file.readline(EDGE_LINE + 1):
             number += 1
             if len(line) > EDGE_LINE:
-                raise Invalid(f"{path}, line {number} has more than {EDGE_LINE:,} characters: it is no list of links")
+                raise Invalid(f"{path}, line {number} has more than {EDGE_LINE:,} characters: not a list of links")
             if number > EDGE_LINES:
                 raise Invalid(f"{path} has more than {EDGE_LINES:,} lines: give fewer links")
             if line := line.partition(b"#")[0].strip():

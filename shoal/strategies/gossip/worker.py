@@ -51,22 +51,22 @@ class GossipWorker:
         self.name, self._model, self._traffic = name, model, traffic
         self._link, self._timing = int(link * limits.SECOND), timing
         self.queue = ComputeQueue(model, pace, clock, quick)
-        self.part: Synchronous | Pairwise
+        self.mixer: Synchronous | Pairwise
         if mode == "sync":
-            self.part = Synchronous(self.queue, self._link, self._finished, timing)
+            self.mixer = Synchronous(self.queue, self._link, self._finished, timing)
         else:
-            self.part = Pairwise(name, self.queue, chance, self._link, self._finished, timing)
+            self.mixer = Pairwise(name, self.queue, chance, self._link, self._finished, timing)
         self.over = False
-        self.rests = True  # until the next leg
+        self.is_resting = True  # until the next leg
         self._failed = False
         self._received_by_home = True
         self._slab: Floats | None = None  # sent to home
-        self._gone: dict[str, int] = {}  # lost workers, and in which leg
+        self._lost_in: dict[str, int] = {}  # lost workers, and in which leg
         self._links: dict[str, str] = {}  # where neighbours are
         self._late: deque[tuple[int, Received]] = deque()  # held back by the emulation
-        self._spent = [0, 0, 0]
-        self._shown = 0  # bytes of models sent to home
-        self._along_at, self._rest_at = 0, NEVER
+        self._times = [0, 0, 0]
+        self._model_bytes = 0  # bytes of models sent to home
+        self._report_at, self._done_at = 0, NEVER
         self._slots = NEVER  # of this leg; NEVER once home knows that the rounds after them began
         self._wait = 0
 
@@ -81,71 +81,72 @@ class GossipWorker:
             self.queue.computed(event)
         while self._late and self._late[0][0] <= now:
             self._received(self._late.popleft()[1])
-        if not self.rests:
-            self.part.tick(now)
+        if not self.is_resting:
+            self.mixer.tick(now)
         self.queue.turn(now)
         if self.queue.error and not self._failed:
             self._failed = True
             self._finished()
-        if self.part.round > self._slots and not self.rests:
-            self._slots, self._along_at = NEVER, now
-        self._tell(now)
+        if self.mixer.round > self._slots and not self.is_resting:
+            self._slots, self._report_at = NEVER, now
+        self._report_if_due(now)
         late = self._late[0][0] if self._late else NEVER
-        part = NEVER if self.rests else self.part.due
-        self.queue.emit(Wake(min(self.queue.due, part, late, self._along_at, self._rest_at)))
+        mixer = NEVER if self.is_resting else self.mixer.wake_at
+        self.queue.emit(Wake(min(self.queue.wake_at, mixer, late, self._report_at, self._done_at)))
         return self.queue.effects()
 
     # ------------------------------------------------------------ messages in
 
     def _received(self, event: Received) -> None:
-        sender, message, part = event.sender, event.message, self.part
+        sender, message, mixer = event.sender, event.message, self.mixer
         if sender == HOME:
             self._from_home(event)
         elif self.queue.error or (isinstance(message, g.Offer | g.Meet) and not event.arrays):
             return
-        elif isinstance(part, Synchronous):
+        elif isinstance(mixer, Synchronous):
             if isinstance(message, g.Offer):
-                part.offered(sender, message, from_frames(event.arrays))
+                mixer.offered(sender, message, from_frames(event.arrays))
             elif isinstance(message, g.Reached):
-                part.reached(sender, message)
+                mixer.reached(sender, message)
         elif isinstance(message, g.Meet):
-            part.asks(sender, message, from_frames(event.arrays))
+            mixer.on_meet(sender, message, from_frames(event.arrays))
         elif isinstance(message, g.MeetReply):
-            part.answers(sender, message, event.arrays)
+            mixer.on_reply(sender, message, event.arrays)
 
     def _from_home(self, event: Received) -> None:
         match event.message:
             case g.Leg() as leg:
                 self._begin(leg, event)
             case g.Without(number, name):
-                if number >= self.part.leg:
-                    self._gone[name] = max(number, self._gone.get(name, 0))
-                if number == self.part.leg and not self.queue.error:
-                    self.part.without(name)
+                if number >= self.mixer.leg:
+                    self._lost_in[name] = max(number, self._lost_in.get(name, 0))
+                if number == self.mixer.leg and not self.queue.error:
+                    self.mixer.without(name)
             case g.Show(number):
-                if number == self.part.leg and self.rests and isinstance(self.part, Pairwise) and not self.part.frozen:
-                    self.part.frozen, self._received_by_home = True, False
+                mixer = self.mixer
+                if number == mixer.leg and self.is_resting and isinstance(mixer, Pairwise) and not mixer.frozen:
+                    mixer.frozen, self._received_by_home = True, False
                     self._show()
             case g.LegReceived(number, over):
                 self.over |= over
-                if number == self.part.leg and (self._slab is not None or self.queue.error):
-                    self._received_by_home, self._slab, self._rest_at = True, None, NEVER
+                if number == self.mixer.leg and (self._slab is not None or self.queue.error):
+                    self._received_by_home, self._slab, self._done_at = True, None, NEVER
 
     def _begin(self, leg: g.Leg, event: Received) -> None:
-        if leg.number == self.part.leg:
-            self._along_at = self.queue.now  # repeated: report again
-        if leg.number <= self.part.leg or not self.rests or self.queue.error:
+        if leg.number == self.mixer.leg:
+            self._report_at = self.queue.now  # repeated: report again
+        if leg.number <= self.mixer.leg or not self.is_resting or self.queue.error:
             return
-        self._received_by_home, self._slab, self.rests, self._rest_at = True, None, False, NEVER
+        self._received_by_home, self._slab, self.is_resting, self._done_at = True, None, False, NEVER
         self.queue.rows, self.queue.loss = 0, 0.0
-        self.queue.spent.record(IDLE)
-        self._gone = {name: number for name, number in self._gone.items() if number >= leg.number}
+        self.queue.times.record(IDLE)
+        self._lost_in = {name: number for name, number in self._lost_in.items() if number >= leg.number}
         self._connect({one.name: one.address for one in (*leg.hears, *leg.tells)})
-        self._along_at = self.queue.now + self._timing.heartbeat
+        self._report_at = self.queue.now + self._timing.heartbeat
         slots = event.arrays[0].tolist() if event.arrays else []
         # The rounds after them say nothing about our speed: home must know when they begin.
-        self._slots = len(slots) if isinstance(self.part, Pairwise) and slots else NEVER
-        self.part.begin(leg, slots, self._gone)
+        self._slots = len(slots) if isinstance(self.mixer, Pairwise) and slots else NEVER
+        self.mixer.begin(leg, slots, self._lost_in)
 
     def _connect(self, links: dict[str, str]) -> None:
         for name in sorted(self._links.keys() - links.keys()):
@@ -158,39 +159,39 @@ class GossipWorker:
     # ------------------------------------------------------------ messages out
 
     def _finished(self) -> None:
-        self.rests, self._received_by_home, self._along_at = True, False, NEVER
+        self.is_resting, self._received_by_home, self._report_at = True, False, NEVER
         self._wait = self._timing.resend_first
-        if isinstance(self.part, Synchronous) and not self.queue.error:
+        if isinstance(self.mixer, Synchronous) and not self.queue.error:
             self._show()
         else:
-            self._rest_at = self.queue.now
+            self._done_at = self.queue.now
 
     def _show(self) -> None:
         slab = self._model.slab
         self.queue.do(slab.copy, self._have_slab, slab.size)
 
     def _have_slab(self, slab: Floats) -> None:
-        self._slab, self._rest_at, self._wait = slab, self.queue.now, self._timing.resend_first
+        self._slab, self._done_at, self._wait = slab, self.queue.now, self._timing.resend_first
 
-    def _tell(self, now: int) -> None:
-        if now >= self._along_at:
-            self._along_at = NEVER if self.rests and self.part.leg else now + self._timing.heartbeat
-            waits = not self.rests and now - self.part.waits_since() >= self._timing.heartbeat
-            self.queue.send(HOME, self._report(self.part.lacking() if waits else []))
-        if now >= self._rest_at and not self._received_by_home:
-            self._rest_at, self._wait = now + self._wait, min(2 * self._wait, self._timing.resend_most)
-            self.queue.send(HOME, self._rest(), to_frames(self._slab) if self._slab is not None else ())
-            self._shown += self._slab.nbytes if self._slab is not None else 0
+    def _report_if_due(self, now: int) -> None:
+        if now >= self._report_at:
+            self._report_at = NEVER if self.is_resting and self.mixer.leg else now + self._timing.heartbeat
+            waits = not self.is_resting and now - self.mixer.waits_since() >= self._timing.heartbeat
+            self.queue.send(HOME, self._report(self.mixer.lacking() if waits else []))
+        if now >= self._done_at and not self._received_by_home:
+            self._done_at, self._wait = now + self._wait, min(2 * self._wait, self._timing.resend_most)
+            self.queue.send(HOME, self._leg_done(), to_frames(self._slab) if self._slab is not None else ())
+            self._model_bytes += self._slab.nbytes if self._slab is not None else 0
 
     def _report(self, lacks: list[str]) -> g.GossipProgressReport:
-        part, queue = self.part, self.queue
-        self._spent = [before + more for before, more in zip(self._spent, queue.spent.take()[0][:3], strict=True)]
+        mixer, queue = self.mixer, self.queue
+        self._times = [before + more for before, more in zip(self._times, queue.times.take()[0][:3], strict=True)]
         sent, received = self._traffic()
-        sent = max(0, sent - self._shown)  # without the models that home gets for evaluation
-        return g.GossipProgressReport(part.leg, part.round, queue.rows, queue.loss, self._spent, sent, received, lacks)
+        moved = (max(0, sent - self._model_bytes), received)  # without models sent for evaluation
+        return g.GossipProgressReport(mixer.leg, mixer.round, queue.rows, queue.loss, self._times, *moved, lacks)
 
-    def _rest(self) -> g.LegDone:
-        part, now = self.part, self._report([])
+    def _leg_done(self) -> g.LegDone:
+        mixer, now = self.mixer, self._report([])
         along = [now.rounds, now.rows, now.loss, now.sent, now.received, *now.spent]
-        weight, met = (part.weight, 0) if isinstance(part, Synchronous) else (1.0, part.met)
-        return g.LegDone(now.leg, [float(one) for one in along], weight, met, part.lost, self.queue.error)
+        weight, met = (mixer.weight, 0) if isinstance(mixer, Synchronous) else (1.0, mixer.met)
+        return g.LegDone(now.leg, [float(one) for one in along], weight, met, mixer.lost, self.queue.error)

@@ -45,11 +45,11 @@ class HogwildRun(PoolRun):
         super().__init__(start)
         self._slots = self.tracker.slots
         # The epoch and its slots that are not done; one tuple, so that it changes at once.
-        self._place = (-1, np.empty(0, np.int64))
+        self._position = (-1, np.empty(0, np.int64))
         if self.resume is not None:
             self.resume.check_left(self._slots.per_pass)
-            self._place = self.resume.position
-        self._order = self._slots.contents(max(0, self._place[0]))  # of the slots in this epoch
+            self._position = self.resume.position
+        self._order = self._slots.contents(max(0, self._position[0]))  # of the slots in this epoch
         self._lost_before = [self.tracker.counts[name] for name in _CANARY]
         # Workers, by number: starting, then present; busy from GO to DONE.
         self._starting, self._present, self._busy = set[int](), set[int](), set[int]()
@@ -110,11 +110,11 @@ class HogwildRun(PoolRun):
     def _round(self) -> None:
         tracker, desk = self.tracker, self._memory["desk"]
         if not len(self._numbers):
-            if not len(self._place[1]):
-                of_pass = self._place[0] + 1
-                self._place = (of_pass, of_pass * self._slots.per_pass + np.arange(self._slots.per_pass))
+            if not len(self._position[1]):
+                of_pass = self._position[0] + 1
+                self._position = (of_pass, of_pass * self._slots.per_pass + np.arange(self._slots.per_pass))
                 self._order = self._slots.contents(of_pass)
-            self._deal(self._place[1][: tracker.room()] % self._slots.per_pass)
+            self._deal(self._position[1][: tracker.room()] % self._slots.per_pass)
         while self._busy or (self._starting and not self._present):
             self._attend()
         untouched = max(0, len(self._numbers) - int(desk[CURSOR, 0]))
@@ -144,7 +144,7 @@ class HogwildRun(PoolRun):
         memory["numbers"][:count] = numbers
         memory["desk"][CURSOR, 0] = memory["desk"][STOP, 0] = 0
         memory["desk"][LIMIT, 0] = count
-        memory["pass"][0] = self._place[0]
+        memory["pass"][0] = self._position[0]
         self._reset_patience()
         self._counted_to = time.perf_counter()
         for number in list(self._present):
@@ -156,9 +156,9 @@ class HogwildRun(PoolRun):
 
     def _close_round(self) -> int:
         """Count the marked slots as done; returns how many are not."""
-        of_pass, left = self._place
+        of_pass, left = self._position
         done = of_pass * self._slots.per_pass + self._numbers[self._marked]
-        self._place = (of_pass, np.setdiff1d(left, done, assume_unique=True))
+        self._position = (of_pass, np.setdiff1d(left, done, assume_unique=True))
         missing = len(self._numbers) - int(self._marked.sum())
         self._numbers, self._marked = self._numbers[:0], self._marked[:0]
         return missing
@@ -191,7 +191,7 @@ class HogwildRun(PoolRun):
         self._count_lost()
         if not self.tracker.done:
             return None
-        return self._memory["slab"], *self._place, self.tracker.state(), self.tracker.steps
+        return self._memory["slab"], *self._position, self.tracker.state(), self.tracker.steps
 
     # ------------------------------------------------------------ what workers report
 
@@ -237,7 +237,7 @@ class HogwildRun(PoolRun):
         desk, was_busy = self._memory["desk"], number in self._busy
         for among in (self._starting, self._present, self._busy):
             among.discard(number)
-        free(desk, self._workers.let_go(number))
+        free(desk, self._workers.release(number))
         slots = 0
         if why:
             # It had a slot if more are taken and not marked than the others have, one each.

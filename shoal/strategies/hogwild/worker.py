@@ -90,7 +90,7 @@ class ModuleCompute:
         update = job.update.update()
         rule = rule_named(update.name)
         self._push = dense_kernels(rule).push_range
-        self._given = np.array(rule.settings(update.settings), np.float64)
+        self._rule_settings = np.array(rule.settings(update.settings), np.float64)
         self._slab, self._desk, self._tally = memory["slab"], memory["desk"], memory["tally"]
         self._of_pass, self._numbers = memory["pass"], memory["numbers"]
         self._cell, self._sums = self._desk[CELLS + seat], memory["sums"][seat]
@@ -103,7 +103,7 @@ class ModuleCompute:
                 return done
             local = self._slices.local((int(self._of_pass[0]), int(self._numbers[i])))
             loss, gradient = self._learner.gradient(local, self._weights, self._mean)
-            self._push(self._slab, 0, 0, gradient.reshape(1, -1), self._given)
+            self._push(self._slab, 0, 0, gradient.reshape(1, -1), self._rule_settings)
             if self._canary:
                 self._desk[CANARY, 0] += 1  # no lock, as for the weights
                 self._cell[BEATS] += 1
@@ -148,9 +148,9 @@ def work(compute: Compute, memory: SharedMemory, seat: int, job: Job, number: in
             done = compute(most)
             took = time.perf_counter() - began
             if pace is not None and done:
-                held = pace.extra(int(cell[ROWS]) - rows, took)
-                threading.Event().wait(held)
-                took += held
+                delay = pace.extra(int(cell[ROWS]) - rows, took)
+                threading.Event().wait(delay)
+                took += delay
             sums[BUSY] += took
             if done < most:
                 break
@@ -186,17 +186,17 @@ class HogwildWorkers:
         with self._lock:
             return list(self._living)
 
-    def add(self, known: Callable[[int], None]) -> str:
-        """Start one more. ``known`` gets its number before it can report. Thread-safe."""
+    def add(self, on_number: Callable[[int], None]) -> str:
+        """Start one more. ``on_number`` gets its number before it can report. Thread-safe."""
         with self._lock:
             if not self._free:
-                raise Invalid(f"all {len(self._living)} seats are taken: end one, or begin with more workers")
+                raise Invalid(f"there is room for {len(self._living)} workers: end one, or start the run with more")
             with enough_files(name_of(self._numbers)):
                 pipe = os.pipe()
             number, self._numbers = self._numbers, self._numbers + 1
             seat = self._free.pop(0)
             self._living[number] = seat, pipe
-        known(number)
+        on_number(number)
         name = name_of(number)
         if self._loop is not None:
             compute, memory = linear_compute(self._loop, self._memory, seat), self._memory
@@ -233,7 +233,7 @@ class HogwildWorkers:
             found.append((number, what, why))
         return found
 
-    def let_go(self, number: int) -> int:
+    def release(self, number: int) -> int:
         """It has ended: close its pipe, and free its seat, which is returned."""
         with self._lock:
             seat, pipe = self._living.pop(number)
@@ -252,7 +252,7 @@ class HogwildWorkers:
             self.pool.close()
         finally:
             for number in self.numbers:
-                self.let_go(number)
+                self.release(number)
             os.close(self._inbox)
             os.close(self._reports)
             self._loop = None  # it is as large as the rows

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.nodes.trainer import SlotStream
 
 MAX_DELAY = 1 << 53  # steps; beyond that use strategy = "async"
-_UNDER_WAY = 8  # pushes of one worker that are not counted yet, where they count at once
+_INFLIGHT = 8  # pushes of one worker that are not counted yet, where they count at once
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +36,7 @@ class InflightStep:
     slot: Slot
     local: SlotRows | None  # None: void
     pull: Task
-    found: Task | None = None  # its gradient, if that was begun while the one before was computed
+    early_gradient: Task | None = None  # started before the previous slot was done
 
 
 class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
                         begun.append(push)
                 # A slot of a step is counted when the step is whole; a push that looks ahead is
                 # done when that pull is, which may wait for all of ours that are begun.
-                await settle(stream, pushed, SLOTS_PER_STEP if self.in_steps else max(_UNDER_WAY, self.prefetch + 2))
+                await settle(stream, pushed, SLOTS_PER_STEP if self.in_steps else max(_INFLIGHT, self.prefetch + 2))
             elif stream.over:
                 break
             else:
@@ -126,7 +126,7 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
             if stream.give_back(slot):
                 return None  # another one pushed it, and some servers have that already
             await stream.report_newer()
-        found = one.found or stream.gradient(local, weights, self.combine == "mean")
+        found = one.early_gradient or stream.gradient(local, weights, self.combine == "mean")
         if second is not None:
             second.pull.then(partial(self._begin_early, stream, second, found))
         try:
@@ -156,7 +156,7 @@ class ParameterServer(ServerStrategy, frozen=True, kw_only=True):
         if before.done or pull.error is not None or one.local is None:
             return
         if not (self.in_steps and is_newer(stream.client, one.pull, one.slot)):
-            one.found = stream.early(one.local, pull.value, self.combine == "mean")
+            one.early_gradient = stream.early(one.local, pull.value, self.combine == "mean")
 
 
 @register

@@ -118,7 +118,7 @@ class GroupCluster(ProcessCluster):
     @property
     def address(self) -> str:
         """Of the scheduler: an observer there sees this group's run."""
-        return self._children.known[SCHEDULER].address if SCHEDULER in self._children.known else ""
+        return self._children.states[SCHEDULER].address if SCHEDULER in self._children.states else ""
 
     def start(self) -> None:
         deadline = time.monotonic() + START_WITHIN

@@ -73,7 +73,7 @@ class ServerRun:
         self._listener = listener
         self._over, self._closed = threading.Event(), threading.Event()
         self._why = ""
-        self._lock, self._telling = threading.Lock(), threading.Lock()
+        self._lock, self._listener_lock = threading.Lock(), threading.Lock()
         self._judged_last = False  # no more evaluations are reported
         self._numbers = 0
         self._threads: dict[str, tuple[threading.Thread, Trainer]] = {}
@@ -83,15 +83,15 @@ class ServerRun:
         self._course = msgspec.structs.replace(NOTHING, per_pass=self._per_pass)  # as last known
         journal = JournalFile(folder / "coordinator.journal" if folder is not None else None)
         self._cluster = (launcher or _cluster_of)(job, journal)
-        self._cluster.train(coordinator_process.RunFacts.of(job, dataset, folder), self._heard)
+        self._cluster.train(coordinator_process.RunFacts.of(job, dataset, folder), self._on_event)
         if resume is not None:
             state = msgspec.json.decode(resume[1].state, type=ScheduleState)
             self._cluster.begin_with(msgspec.msgpack.encode(JournalSnapshot(state)))
-        self._gone = threading.Condition()  # a worker has ended
+        self._worker_end = threading.Condition()  # a worker has ended
         if isinstance(self._cluster, ProcessCluster):
             self._cluster.on_ended = self._worker_gone
         self._evaluator: Evaluator | None = None
-        self._coming = ResourceManager(self, job, self._over, self._warn)
+        self._resources = ResourceManager(self, job, self._over, self._warn)
 
     def __enter__(self) -> ServerRun:
         try:
@@ -191,8 +191,8 @@ class ServerRun:
                 break
             if deadline is not None and time.monotonic() >= deadline:
                 return None
-        with self._gone:  # the last reports of the workers are part of the figures
-            self._gone.wait_for(lambda: not self.workers or self._cluster.ended, limits.DRAIN / limits.SECOND)
+        with self._worker_end:  # the last reports of the workers are part of the figures
+            self._worker_end.wait_for(lambda: not self.workers or self._cluster.ended, limits.DRAIN / limits.SECOND)
         return self.outcome()
 
     def outcome(self) -> RunResult:
@@ -220,7 +220,7 @@ class ServerRun:
         self.close()  # before the evaluation, so that the checkpoint has all that was computed
         if self._evaluator is not None and pulled is not None:
             judged = self._evaluator.judge_now(pulled)
-            with self._telling:
+            with self._listener_lock:
                 self._judged_last = True
                 course = self.course
                 self._listener(
@@ -242,7 +242,7 @@ class ServerRun:
     def close(self) -> None:
         """End all processes; unfinished work is lost."""
         self._closed.set()
-        self._coming.close()
+        self._resources.close()
         self.learner.release()
         if self._folder is not None:
             (self._folder / ADDRESS).unlink(missing_ok=True)
@@ -268,17 +268,17 @@ class ServerRun:
             (was,) = (one for one in manifest.tables if one.name == TABLE)
             self._client.create(TABLE, table, starts=was.starts, origin=str(path))
         self._start_evaluator()
-        self._coming.start(self._cluster.workers_here(job.workers))
+        self._resources.start(self._cluster.workers_here(job.workers))
 
     def _start_evaluator(self) -> None:
         group, name = self._cluster.group, member_name("evaluator", self._cluster.group)
         worker = Worker(name, "evaluator", secrets.token_hex(8), group=group)
         worker.clock = time.monotonic_ns
-        kept = None
+        best = None
         if self._folder is not None and self.job.stop.saves_best:
-            kept = BestModel(self._folder / "best.safetensors", self.learner, self._listener)
-        found = kept.read() if kept is not None and self._goes_on else None
-        write = None if kept is None else kept.write
+            best = BestModel(self._folder / "best.safetensors", self.learner, self._listener)
+        found = best.read() if best is not None and self._goes_on else None
+        write = None if best is None else best.write
         self._evaluator = Evaluator(worker, self.learner, self.dataset.test, found, write)
         done = self._evaluator.start()
         loop = Loop(worker, self._cluster._transport(name))
@@ -302,15 +302,15 @@ class ServerRun:
             self._worker_gone()
 
     def _worker_gone(self, *_: str) -> None:
-        self._coming.worker_ended()
-        with self._gone:
-            self._gone.notify_all()
+        self._resources.worker_ended()
+        with self._worker_end:
+            self._worker_end.notify_all()
 
-    def _heard(self, event: RunEvent) -> None:
+    def _on_event(self, event: RunEvent) -> None:
         if self._over.is_set() and isinstance(event, Stopped):
             return  # a coordinator that was killed at the very end may say it twice
         self._course = further(self._course, event)
-        with self._telling:
+        with self._listener_lock:
             if not (self._judged_last and isinstance(event, Evaluated)):
                 self._listener(event)
         if isinstance(event, Stopped):
@@ -319,7 +319,7 @@ class ServerRun:
 
     def _warn(self, what: str) -> None:
         """Of something that the coordinator does not see."""
-        with self._telling:
+        with self._listener_lock:
             self._listener(Warned(seconds=self._course.seconds, what=what))
 
 

@@ -33,14 +33,14 @@ class SentMessage:
     delivery: Delivery
     since: int  # when it was heard here
     size: int
-    again: dict[str, tuple[int, int]] = field(default_factory=dict)  # by life: next send, and wait
+    resends: dict[str, tuple[int, int]] = field(default_factory=dict)  # by life: next, and wait
 
     def may_send(self, now: int, to: str, turn: int, timing: TimingSettings) -> bool:
-        """Resend to ``to`` now? Not while it may be on its way, nor by all at once (``turn``)."""
-        at, wait = self.again.get(to) or (self.since + turn * timing.resend_first, timing.resend_first)
+        """Resend to ``to`` now? Not while it may be in flight; peers take turns (``turn``)."""
+        at, wait = self.resends.get(to) or (self.since + turn * timing.resend_first, timing.resend_first)
         if now < at:
             return False
-        self.again[to] = (now + wait, min(2 * wait, timing.resend_most))
+        self.resends[to] = (now + wait, min(2 * wait, timing.resend_most))
         return True
 
 
@@ -50,7 +50,7 @@ class Broadcast:
     def __init__(self) -> None:
         self.heard: dict[str, int] = {}  # by life: all words up to this number
         self._early: dict[str, dict[int, Delivery]] = {}
-        self._kept: dict[str, dict[int, SentMessage]] = {}  # by life and number, numbers ascending
+        self._retained: dict[str, dict[int, SentMessage]] = {}  # by life and ascending number
         self._ready: list[Delivery] = []
         # Words up to these numbers were in the model that we copied: we cannot relay them.
         self.copied: dict[str, int] = {}
@@ -87,7 +87,7 @@ class Broadcast:
             if delivery is None or any(self.heard.get(life, 0) < least for life, least in delivery.after.items()):
                 break
             size = sum(array.nbytes for array in delivery.arrays)
-            self._kept.setdefault(origin, {})[number] = SentMessage(delivery, now, size)
+            self._retained.setdefault(origin, {})[number] = SentMessage(delivery, now, size)
             self._ready.append(delivery)
             self.heard[origin] = number
         heard = self.heard.get(origin, 0)
@@ -102,7 +102,7 @@ class Broadcast:
         return found
 
     def lacking(self, theirs: Mapping[str, int]) -> Iterator[SentMessage]:
-        for origin, words in self._kept.items():
+        for origin, words in self._retained.items():
             known = theirs.get(origin, 0)
             if known < self.heard[origin]:
                 yield from (one for number, one in words.items() if number > known)
@@ -110,14 +110,14 @@ class Broadcast:
     def is_behind(self, version: Mapping[str, int]) -> bool:
         """Does ``version`` lack a word that is not kept any more?"""
         behind = {life: version.get(life, 0) for life, number in self.heard.items() if version.get(life, 0) < number}
-        return any(known + 1 not in self._kept.get(life, {}) for life, known in behind.items())
+        return any(known + 1 not in self._retained.get(life, {}) for life, known in behind.items())
 
     def forget(self, others: Sequence[Mapping[str, int]]) -> None:
         """Drop what all others have heard."""
-        for origin, words in list(self._kept.items()):
+        for origin, words in list(self._retained.items()):
             least = min((other.get(origin, 0) for other in others), default=self.heard[origin])
-            self._kept[origin] = {number: one for number, one in words.items() if number > least}
-        self._kept = {origin: words for origin, words in self._kept.items() if words}
+            self._retained[origin] = {number: one for number, one in words.items() if number > least}
+        self._retained = {origin: words for origin, words in self._retained.items() if words}
         lacked = [life for life, number in self.copied.items() if any(one.get(life, 0) < number for one in others)]
         self.copied = {life: self.copied[life] for life in lacked}
 
@@ -125,8 +125,8 @@ class Broadcast:
         self._early.pop(origin, None)
 
     @property
-    def kept(self) -> int:
-        return sum(map(len, self._kept.values()))
+    def retained(self) -> int:
+        return sum(map(len, self._retained.values()))
 
     @property
     def early(self) -> int:
@@ -135,5 +135,5 @@ class Broadcast:
     def own_unheard(self, me: str, others: Sequence[Mapping[str, int]]) -> tuple[int, int]:
         """The number and bytes of our words that some peer has not heard."""
         least = min((other.get(me, 0) for other in others), default=self.heard.get(me, 0))
-        words = [one for number, one in self._kept.get(me, {}).items() if number > least]
+        words = [one for number, one in self._retained.get(me, {}).items() if number > least]
         return len(words), sum(one.size for one in words)

@@ -64,9 +64,9 @@ class Visit:
     began: int = 0
     version: p.Heard = field(default_factory=dict)
     state: bytes = b""  # of the log, if a copy is made
-    known: tuple[int, int, tuple[float, int]] = (0, 0, (0.0, 0))  # slots, rows and loss in the log
-    knew: int = 0  # changes of others
-    wanted: list[str] = field(default_factory=list)  # newcomers that get the copy
+    progress: tuple[int, int, tuple[float, int]] = (0, 0, (0.0, 0))  # slots, rows, loss in the log
+    seen: int = 0  # changes of others
+    receivers: list[str] = field(default_factory=list)  # newcomers that get the copy
     published: list[p.Word] = field(default_factory=list)  # by us since then
     loss: float = 0.0
     rows: int = 0
@@ -124,9 +124,9 @@ class Pacer:
 
     def end(self, rows: int) -> None:
         now = self._clock()
-        held = self._pace.extra(rows, (now - self._since) / limits.SECOND)
-        wanted = max(0.0, held - self._over)
-        self._over = max(0.0, self._over - held)
+        delay = self._pace.extra(rows, (now - self._since) / limits.SECOND)
+        wanted = max(0.0, delay - self._over)
+        self._over = max(0.0, self._over - delay)
         if wanted:
             self._wait(wanted)
         self._since = self._clock()
@@ -138,7 +138,7 @@ class Unpublished:
     slots: Intervals = field(default_factory=Intervals)
     rows: int = 0
     loss: float = 0.0
-    knew: int = 0  # changes of others that each of the slots knew of, summed
+    seen: int = 0  # changes of others that each of the slots knew of, summed
 
 
 class PeerCompute:
@@ -160,7 +160,7 @@ class PeerCompute:
     def is_idle(self) -> bool:
         return self.running is None and not self.inbox and self.model is None
 
-    def take_place(self, place: int, of: int) -> None:
+    def stagger(self, place: int, of: int) -> None:
         """Publish first after a part of the rows, by our place: not all at one moment."""
         self._first = self._first or max(1, self._every_rows * (place + 1) // of)
 
@@ -200,15 +200,15 @@ class PeerCompute:
         if slots:
             self._pace = _DECAY * self._pace + (1 - _DECAY) * took / slots if self._pace else took / slots
             new.slots.add(visit.run)
-            new.rows, new.loss, new.knew = new.rows + visit.rows, new.loss + visit.loss, new.knew + visit.knew * slots
+            new.rows, new.loss, new.seen = new.rows + visit.rows, new.loss + visit.loss, new.seen + visit.seen * slots
         return visit
 
     def word(self, moved: tuple[int, int], others: int) -> p.Learned:
         """What is published now, after we have heard so many changes of ``others``."""
         new, self.unpublished = self.unpublished, Unpublished()
         spent, self._spent = [one // 1_000 for one in self._spent], [0, 0, 0]
-        knew = new.knew // new.slots.size if new.slots else others
-        return p.Learned(new.slots.runs, new.rows, new.loss, spent, moved, 0, max(0, others - knew))
+        seen = new.seen // new.slots.size if new.slots else others
+        return p.Learned(new.slots.runs, new.rows, new.loss, spent, moved, 0, max(0, others - seen))
 
     def drop(self) -> Runs:
         """Learn nothing more; the slots that were left."""

@@ -35,7 +35,7 @@ from shoal.training.tracker import Tracker
 from shoal.wire.messages.peers import Peer, PeerGreeting, PeerStatus, Watch
 from shoal.wire.zmq import ZmqTransport
 
-_DOOR = "door"  # the peer that answers at the address, until we know its name
+_CONTACT = "door"  # the peer that answers at the address, until we know its name
 _ANSWER = 5.0  # seconds
 _LEAVE_WITHIN = 60.0  # seconds for a peer to finish what it is computing
 _SAY = 1.0  # seconds between two lines while it waits
@@ -65,9 +65,9 @@ def at(where: str, newcomer: str = "") -> Iterator[tuple[PeerObserver, PeerGreet
     address = address_of(where)
     check_address(address)
     with contextlib.closing(PeerObserver(ZmqTransport(f"home-{secrets.token_hex(4)}"))) as observer:
-        observer.meet([Peer(_DOOR, _DOOR, 0, address)])
+        observer.meet([Peer(_CONTACT, _CONTACT, 0, address)])
         try:
-            greeting = observer.greet(_DOOR, _ANSWER, newcomer)
+            greeting = observer.greet(_CONTACT, _ANSWER, newcomer)
         except Unanswered:
             raise ClusterError(_why_silent(where, address)) from None
         observer.meet(greeting.peers)
@@ -88,8 +88,8 @@ def _why_silent(where: str, address: str) -> str:
     )
 
 
-def join(where: str, say: Say, closing: threading.Event, asked: threading.Event) -> JoinedRun:
-    """Take part until the run ends; ``asked``: leave in order, ``closing``: leave at once."""
+def join(where: str, say: Say, closing: threading.Event, drain: threading.Event) -> JoinedRun:
+    """Take part until the run ends; ``drain``: leave in order, ``closing``: leave at once."""
     with at(where, secrets.token_hex(8)) as (_, greeting, address):
         pass
     job = Job.of(tomllib.loads(greeting.job))
@@ -107,7 +107,7 @@ def join(where: str, say: Say, closing: threading.Event, asked: threading.Event)
         me = peer.open(folder=folder)
         say(f"this is {me.name}, at {me.address}: shoal status, join and leave find the run there, too")
         try:
-            node = peer.live([], greeting.peers, closing, asked, _Narrator(peer, say).look)
+            node = peer.live([], greeting.peers, closing, drain, _Narrator(peer, say).on_turn)
         finally:
             peer.learner.release()
     if node.why:
@@ -117,7 +117,7 @@ def join(where: str, say: Say, closing: threading.Event, asked: threading.Event)
 
 def status(where: str) -> PeerStatus:
     with at(where) as (observer, greeting, _):
-        observer.forget(_DOOR)  # we know it by its name now
+        observer.forget(_CONTACT)  # we know it by its name now
         return observer.status(0, _ANSWER if greeting.peers else 0.0)
 
 
@@ -148,11 +148,11 @@ class _Narrator:
 
     def __init__(self, peer: LocalPeer, say: Say) -> None:
         self._say, self._next, self._ended = say, 0.0, 0.0
-        self._tracker = Tracker(peer.job, peer.dataset, peer.learner, self._tell)
-        self._events = PeerEvents(self._tracker, self._tell)
+        self._tracker = Tracker(peer.job, peer.dataset, peer.learner, self._on_event)
+        self._events = PeerEvents(self._tracker, self._on_event)
         self._me = ""
 
-    def look(self, node: PeerNode) -> bool:
+    def on_turn(self, node: PeerNode) -> bool:
         now = time.monotonic()
         if node.ended:
             self._ended = self._ended or now
@@ -165,7 +165,7 @@ class _Narrator:
             self._say("getting the model")
         return False
 
-    def _tell(self, event: RunEvent) -> None:
+    def _on_event(self, event: RunEvent) -> None:
         match event:
             case Gone():
                 left = f", {counted(len(self._events.living), 'worker')} left" if event.why != LEFT else ""

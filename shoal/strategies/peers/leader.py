@@ -85,7 +85,7 @@ class Leader:
         self.log, self.answers = log, ObserverAnswers()
         self.leads = False
         self.stop = ""  # why a peer wants the run to end
-        self._before = round(log.seconds * limits.SECOND)  # of a resumed run
+        self._earlier = round(log.seconds * limits.SECOND)  # of a resumed run
         self._clock: int | None = None  # when the run began, by our own clock
         self._limit, self._reason = facts.limit
         self._token = 0  # of the running evaluation
@@ -96,8 +96,8 @@ class Leader:
         self._stop_rules = StopDecision(self._facts.stop)
         if log.last is not None:
             self._stop_rules.restore(patience_of(log.last))
-        self._pool, self._seen = Intervals(), (-1, -1)
-        # The evaluation under way, without its results; and the loss of all that is in it.
+        self._pool, self._pool_version = Intervals(), (-1, -1)
+        # The running evaluation, without its results; and the loss of everything in its weights.
         self._running: p.EvaluationDone | None = None
         self._loss = self._mark = log.mark  # sum and rows; and those at the last evaluation
         self._evaluated = log.last.done if log.last is not None else -1  # slots in those weights
@@ -106,7 +106,7 @@ class Leader:
         self._why, self._failed, self._evaluates, self._floor = "", False, True, 0
 
     def seconds(self, now: int) -> float:
-        return (now - self._clock if self._clock is not None else self._before) / limits.SECOND
+        return (now - self._clock if self._clock is not None else self._earlier) / limits.SECOND
 
     def set_clock(self, now: int, seconds: float) -> None:
         """The run is at least so old."""
@@ -116,7 +116,7 @@ class Leader:
     def _has_begun(self, now: int) -> bool:
         """All founders are here, or it begins without those that were not heard from."""
         mesh = self._mesh
-        return self._clock is not None or mesh.is_met or 0 <= mesh.begun < now - mesh.timing.join_within
+        return self._clock is not None or mesh.is_met or 0 <= mesh.started_at < now - mesh.timing.join_within
 
     def decide(self, now: int, may_lead: bool) -> list[p.Word]:
         """The words to publish, if we lead; there may be more when these are heard."""
@@ -130,7 +130,7 @@ class Leader:
         if not self.leads or not self._has_begun(now):
             return []
         if self._clock is None and log.last is not None:
-            self._clock = now - self._before  # a resumed run
+            self._clock = now - self._earlier  # a resumed run
         if log.ended is not None:
             return []
         if self._ownership is not None and (owners := self._ownership.choose(log, self._living)) is not None:
@@ -212,7 +212,7 @@ class Leader:
         self.answers.evaluated(running.number, best)
         running = msgspec.structs.replace(running, now=self.seconds(now), loss=_finite(loss), train=_finite(train))
         if self._clock is None:
-            self._clock = now - self._before  # from here on slots are assigned
+            self._clock = now - self._earlier  # from here on slots are assigned
         metrics = {name: _finite(value) for name, value in metrics.items()}
         patience = list(msgspec.structs.astuple(self._stop_rules.state()))
         return [msgspec.structs.replace(running, metrics=metrics, best=best, patience=patience)]
@@ -254,8 +254,8 @@ class Leader:
     def _free(self) -> Intervals:
         """Free slots; there are new ones only after a life was closed or gave slots back."""
         seen = (self.log.returned, sum(map(self.is_closed, self._mesh.gone)))
-        if seen != self._seen or self._pool:
-            self._pool, self._seen = self.log.free(self.is_closed), seen
+        if seen != self._pool_version or self._pool:
+            self._pool, self._pool_version = self.log.free(self.is_closed), seen
         return self._pool
 
 

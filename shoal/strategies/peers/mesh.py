@@ -1,15 +1,15 @@
 """Membership and reliable broadcast among peers, without a server.
 
-Each peer sends all others a beat now and then: what it has heard, who is here and who is gone.
+Each peer periodically sends all others a beat: what it has heard, who is a member and who is gone.
 Everything else follows from beats:
 
-    publish   a word goes to all, is kept until all have heard it, and is resent to who lacks it
-    relay     words of a peer that is gone are sent on by those who have them: all that live hear
-              them, or none
-    gone      is for good, and is repeated in every beat. Nothing is accepted from that life any
-              more. It is *closed* once all that live know of every life that is gone and none has
-              heard more of it than we have: then nothing more of it can arrive
-    evicted   the others hold us for gone though we live: this life is over. After a network
+    publish   a word goes to all peers. It is retained until all have heard it, and resent to those
+              that lack it
+    relay     peers resend the words of a peer that is gone: all living peers hear them, or none
+    gone      is final, and is repeated in every beat. Nothing more is accepted from that life. It
+              is *closed* once every living peer knows all lives that are gone, and none has heard
+              more of it than we have: then nothing more of it can arrive
+    evicted   the others consider us gone although we live: this life is over. After a network
               partition the peers of the smaller half are evicted and rejoin as new lives
 
 A newcomer is entered by all before it copies a model (``model_transfer``), so all keep for it the
@@ -64,15 +64,15 @@ class Mesh:
         self.greeting: p.PeerGreeting | None = None  # what a newcomer was answered
         self.newcomer = Newcomer(me.life, list(through or ()), timing)
         self.has_model = through is None
-        self.donor, self._leaves = SnapshotServer(), False
-        self._given_numbers: dict[str, int] = {}  # to newcomers, by their token
+        self.donor, self._is_leaving = SnapshotServer(), False
+        self._assigned_numbers: dict[str, int] = {}  # to newcomers, by their token
         self._beat, self._dead_after = timing.heartbeat, timing.dead
-        self.begun = self._last = self._woke = -1
+        self.started_at = self._last_event = self._woke_at = -1
         self._next_beat = self._next_check = self._next_call = self._confirmed_at = 0
         self._answered_at = 0  # when a newcomer was answered
         self._unconfirmed = 0  # words that arrived since we last said what we have heard
         self._lost: dict[str, tuple[p.Peer, int]] = {}  # and until when we call them
-        self._told: dict[str, int] = {}  # when lives that are gone were last told so
+        self._notified_at: dict[str, int] = {}  # when lives that are gone were last told so
         self._claims: dict[str, int] = {}  # since when lives say that they go on without us
 
     @property
@@ -140,11 +140,11 @@ class Mesh:
         return min(self._next_beat, self._next_check)
 
     def may_leave(self, now: int) -> bool:
-        """Not soon after a sleep: only we know both halves, which must be able to reach us."""
-        return self._woke < 0 or now - self._woke >= self._dead_after
+        """Not soon after a suspension: only we know both halves, and both must reach us."""
+        return self._woke_at < 0 or now - self._woke_at >= self._dead_after
 
     def publish(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
-        self._leaves |= isinstance(word, p.PeerLeaving)  # then the others may well hold us for gone
+        self._is_leaving |= isinstance(word, p.PeerLeaving)  # the others may then consider us gone
         number, after = self.heard[self.me.life] + 1, self._after(word)
         self.broadcast.take(now, Delivery(self.me.life, number, word, arrays, after))
         heard: p.Heard = {}  # it grows with the number of peers, so it is not in every message
@@ -174,7 +174,7 @@ class Mesh:
         if one is None:
             return []  # it is entered by its beat, and sends this again
         one.met, one.since = True, now
-        # Nobody else sends our words. Who has no model, as far as we know, sends this again.
+        # No other peer sends our words. One without a model, as far as we know, resends this.
         if relay.origin == self.me.life or not one.has_model:
             return []
         if self.check is not None and (wrong := self.check.error_in(relay.word, arrays)):
@@ -193,17 +193,17 @@ class Mesh:
         if not self.has_model or not one.has_model:
             return []
         effects, size = list[Effect](), 0
-        for kept in self.broadcast.lacking(one.heard):
-            word = kept.delivery
-            if kept.may_send(now, one.peer.life, self._turn(word.origin, word.number), self.timing):
+        for sent in self.broadcast.lacking(one.heard):
+            word = sent.delivery
+            if sent.may_send(now, one.peer.life, self._resend_turn(word.origin, word.number), self.timing):
                 relay = p.Relay(word.origin, word.number, word.word, {}, word.after)
                 effects.append(Send(one.peer.life, relay, word.arrays))
-                self.counts["handed on" if word.origin != self.me.life else "said again"] += 1
-                if (size := size + kept.size) > limits.PIECE_BYTES or len(effects) >= limits.PEER_WINDOW:
+                self.counts["relayed" if word.origin != self.me.life else "resent"] += 1
+                if (size := size + sent.size) > limits.PIECE_BYTES or len(effects) >= limits.PEER_WINDOW:
                     break  # the rest when it has these
         return effects
 
-    def _turn(self, origin: str, number: int) -> int:
+    def _resend_turn(self, origin: str, number: int) -> int:
         """How many waits pass before we resend: the sender is first, then others."""
         if origin == self.me.life:
             return 1
@@ -211,12 +211,12 @@ class Mesh:
         return sum(rank(peer) < rank(self.me) for peer in have) + (0 if origin in self.gone else 4)
 
     def handle(self, now: int, event: Event) -> list[Effect]:
-        if self.begun >= 0 and now - self._last > self._dead_after // 2:
-            # We slept: nobody was silent as far as we know, and who held us for gone was right.
-            self._woke = now
+        if self.started_at >= 0 and now - self._last_event > self._dead_after // 2:
+            # We were suspended: we cannot tell who was silent. Who considers us gone is right.
+            self._woke_at = now
             for one in self.members.values():
                 one.since = now
-        self._last = now
+        self._last_event = now
         match event:
             case Tick():
                 return self._tick(now)
@@ -241,8 +241,8 @@ class Mesh:
             self._next_beat = self._next_check = now + self._dead_after
             return []
         effects: list[Effect] = []
-        if self.begun < 0:
-            self.begun = now
+        if self.started_at < 0:
+            self.started_at = now
             for one in self.members.values():
                 one.since = now
                 effects.append(Connect(one.peer.life, one.peer.address, mutual=True))
@@ -259,7 +259,7 @@ class Mesh:
         patience = max(self._dead_after, 10 * self._period)
         # A newcomer evicts nobody: it may be the one that is not reached. Nor does one that leaves:
         # the others must not give way to it.
-        if self.has_model and not self._leaves:
+        if self.has_model and not self._is_leaving:
             for life, one in list(self.members.items()):
                 most = max(patience, self.timing.join_within) if one.patient and not one.met else patience
                 if now - one.since > most:
@@ -302,9 +302,9 @@ class Mesh:
         if self.evicted or life == self.me.life or (not self.has_model and self.greeting is None):
             return []
         if is_over(self.gone.get(life)):
-            return self._tell_gone(now, life)  # also if it holds us for gone: it has ended
-        # A peer gets a model only after all have entered it. So a stranger with a model is of
-        # another half, and so is one that holds us for gone.
+            return self._tell_gone(now, life)  # also if it considers us gone: it has ended
+        # A peer gets a model only after all have entered it. So an unknown peer with a model is of
+        # another half, and so is one that considers us gone.
         stranger = beat.filled and life not in self.members and life not in self.gone
         if self.me.life in beat.gone or (stranger and self.has_model):
             return self._contend(now, beat)
@@ -336,7 +336,7 @@ class Mesh:
     def _is_cut_short(self, one: PeerMember) -> bool:
         """Do we lack words that this member copied and nobody can relay? Then one must rejoin."""
         # If all know who is gone, what they have heard of those is final, except for relays.
-        if not one.copied or not self.has_model or self._leaves or not self._all_know_gone():
+        if not one.copied or not self.has_model or self._is_leaving or not self._all_know_gone():
             return False
         versions = [(other.heard, other.copied) for other in self.members.values() if other.has_model]
         if not is_cut_short(self.heard, one.copied, versions, self.gone):
@@ -347,9 +347,9 @@ class Mesh:
             is_cut_short(one.heard, copied, versions, self.gone) for _, copied in versions
         )
 
-    def _enter(self, now: int, found: Sequence[p.Peer]) -> list[Effect]:
+    def _enter(self, now: int, peers: Sequence[p.Peer]) -> list[Effect]:
         effects: list[Effect] = []
-        for peer in found:
+        for peer in peers:
             known = peer.life == self.me.life or peer.life in self.members or peer.life in self.gone
             if not known and len(self.members) + 1 < limits.PEERS and is_valid(peer):
                 self.members[peer.life] = PeerMember(peer, now)
@@ -369,8 +369,8 @@ class Mesh:
         self.counts["gone"] += 1
         self.donor.done(life)
         self._next_beat = now  # all must know before it is closed
-        # Early words are in nobody's count of what they have heard. Those of lives that are gone
-        # must arrive again, from one that lives.
+        # Early words count as heard by no peer. Those of lives that are gone must arrive again,
+        # from a living peer.
         for origin in self.gone:
             self.broadcast.drop_early(origin)
         if not self.has_model:
@@ -390,34 +390,34 @@ class Mesh:
         if self.has_model and self.gone.get(life) == SMALLER != beat.gone.get(self.me.life):
             # A late beat: we have refused it since, and it has not refused us.
             return self._tell_gone(now, life)
-        if self.has_model and not self._leaves:
-            # After a sleep we do not know who is here, and who holds us for gone has gone on.
-            slept = 0 <= self._woke > now - self._dead_after and life not in self.gone
-            ours = [one.peer for one in self.members.values() if one.has_model and one.since > self._woke]
+        if self.has_model and not self._is_leaving:
+            # After a suspension we do not know the members. Who considers us gone went on.
+            slept = 0 <= self._woke_at > now - self._dead_after and life not in self.gone
+            ours = [one.peer for one in self.members.values() if one.has_model and one.since > self._woke_at]
             over = [one for one, why in self.gone.items() if is_over(why)]
             if not slept and not gives_way(self.me, ours, beat, over):
                 self.counts["claims refused"] += 1
                 effects = self.mark_gone(now, life, SMALLER)
                 self.gone[life] = SMALLER  # also if it was silent before
                 return [*effects, self._lose(now, beat.me), *self._tell_gone(now, life)]
-            # A peer without a model claims at second hand: those who have one may be dead by now,
-            # and ours may be the last.
+            # A peer without a model only repeats the claims of others: those may be dead by now,
+            # and our model may be the last.
             if not beat.filled or not self._is_sure(now, life):
                 return [self._lose(now, beat.me), *self._tell_gone(now, life)]
         self._give_way(beat.gone.get(self.me.life, ""), [beat.me, *beat.peers])
-        return self._send_all(beat)  # the peers of our half must know them, too
+        return self._send_all(beat)  # the peers of our half must learn of them, too
 
     def _give_way(self, why: str, theirs: Sequence[p.Peer]) -> None:
         self.evicted = why or "the others go on without it"
         known = {one.life: one for one in (*theirs, *(one.peer for one in self.members.values()))}
         self.contacts = [one for life, one in known.items() if life != self.me.life]
-        self.counts["put out"] += 1
+        self.counts["evicted"] += 1
 
     def _tell_gone(self, now: int, to: str) -> list[Effect]:
-        """A life that is gone speaks: say that it is gone, but not every time."""
-        if now - self._told.get(to, now - self._beat) < self._beat:
+        """Tells a life that it is gone, at most once per beat."""
+        if now - self._notified_at.get(to, now - self._beat) < self._beat:
             return []
-        self._told[to] = now
+        self._notified_at[to] = now
         return [Send(to, self._beat_now())]
 
     def _lose(self, now: int, peer: p.Peer) -> Effect:
@@ -426,7 +426,7 @@ class Mesh:
         return Connect(peer.life, peer.address, mutual=True)
 
     def _call_lost(self, now: int) -> list[Effect]:
-        """Send them a beat: two halves that never speak would go on as two runs."""
+        """Sends lost peers a beat: two halves that never meet would continue as two runs."""
         if now < self._next_call:
             return []
         self._next_call = now + 4 * self._period
@@ -437,18 +437,18 @@ class Mesh:
         return [*(Connect(life, "") for life in over), *(Send(life, beat) for life in self._lost)]
 
     def _is_sure(self, now: int, life: str) -> bool:
-        """Does it repeat its claim? What arrives when we wake up may be of a peer that is dead."""
+        """Does it repeat its claim? After a suspension, messages of dead peers may arrive."""
         return now - self._claims.setdefault(life, now) >= self._beat // 2
 
     def _on_greet(self, sender: str, greet: p.Greet) -> list[Effect]:
         if not self.has_model or self.evicted:
             return []
-        number, given = 0, self._given_numbers
+        number, assigned = 0, self._assigned_numbers
         if greet.comes:  # a number that no other newcomer gets, entered or not
-            number = given.get(greet.comes) or 1 + max([*(one.number for one in self.all_peers), *given.values()])
-            given[greet.comes] = number
-            for old in list(given)[: -limits.PEERS]:
-                del given[old]
+            taken = [*(one.number for one in self.all_peers), *assigned.values()]
+            number = assigned.setdefault(greet.comes, 1 + max(taken))
+            for old in list(assigned)[: -limits.PEERS]:
+                del assigned[old]
         gone, lost = dict(self.gone), [peer for peer, _ in self._lost.values()]
         return [Send(sender, p.PeerGreeting(greet.request, *self._about, self.all_peers, gone, lost, number))]
 
@@ -471,7 +471,7 @@ class Mesh:
             return []
         self.has_model = True
         self.broadcast.begin_at(now, {self.me.life: 0, **version})
-        self.counts["filled"] += 1
+        self.counts["models copied"] += 1
         return self._beat_all(now)
 
 
@@ -524,7 +524,7 @@ def gives_way(me: p.Peer, ours: Sequence[p.Peer], beat: p.Beat, over: Collection
     ``over``.
     """
     if not beat.filled:
-        return False  # it knows of the others at second hand: they will speak for themselves
+        return False  # it only repeats what others said: they will send beats themselves
     lives = [one.life for one in beat.peers if one.life not in beat.new]
     known = [one.life for one in ours]
     others = [one for one in beat.peers if one.life in lives and one.life not in (me.life, beat.me.life, *known, *over)]

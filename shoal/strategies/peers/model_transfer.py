@@ -6,8 +6,8 @@ A newcomer must get a model that misses no word:
     enter     send beats to all of them until each lists us: from then on each keeps new words for
               us
     fetch     a model from one of them, with the version at which the copy was made
-    adopt     the copy once every other peer has heard all that is in it: we have the effect of
-              those words, not the words, so if the donor died the others could never hear them. If
+    adopt     the copy once every other peer has heard all words in it. We have the effect of those
+              words, but cannot relay them: if the donor died, the others could never hear them. If
               the donor is lost before that, fetch from another peer
 """
 
@@ -31,7 +31,7 @@ _OBSERVERS = 8  # that are served at the same time
 
 @dataclass(slots=True)
 class PeerMember:
-    """Another peer. What it has heard, and whom it holds for gone, only grows."""
+    """Another peer. What it has heard, and the lives it considers gone, only grow."""
 
     peer: p.Peer
     since: int  # when it was last heard from
@@ -150,7 +150,7 @@ class SnapshotServer:
         self._requests: dict[str, tuple[int, tuple[bytes, Array, p.Heard] | None]] = {}
 
     @property
-    def wanted(self) -> list[str]:
+    def waiting(self) -> list[str]:
         """The receivers that wait for a snapshot: make one, and ``give`` it."""
         return [to for to, (_, snapshot) in self._requests.items() if snapshot is None]
 

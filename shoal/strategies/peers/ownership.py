@@ -63,14 +63,14 @@ class Ownership:
         self._bounds = np.array([-(-part * keys // parts) for part in range(parts + 1)], np.uint64)
         self._number = 0
         self.unconfirmed: dict[int, UnconfirmedShare] = {}  # by number; there may be up to OPEN
-        self._mine = [0] * parts  # by part: up to which contribution of ours is published
-        self._begun = 0  # the version of the owners with which we began to accept contributions
+        self._published = [0] * parts  # by part: up to which contribution of ours is published
+        self._active_version = 0  # the owners' version since which we accept contributions
         # As an owner, by part: up to which contribution of each peer we have.
-        self._has: list[dict[str, int]] = [{} for _ in range(parts)]
+        self._received: list[dict[str, int]] = [{} for _ in range(parts)]
         # Contributions that arrived before their predecessors, or before we began.
         self._early: dict[str, dict[int, tuple[p.OwnedShare, Arrays]]] = {}
         self._gathered = GatheredShares()
-        self._yielded = 0
+        self._yielded_version = 0
 
     def choose(self, log: RunLog, living: Sequence[str]) -> p.OwnersChanged | None:
         if not living or sorted(set(log.all_owners)) == sorted(living):
@@ -106,7 +106,7 @@ class Ownership:
             sent.at, sent.version = now, owners.version
             lacking: dict[str, list[int]] = {}
             for part, owner in enumerate(owners.lives):
-                if self._mine[part] < sent.number:
+                if self._published[part] < sent.number:
                     lacking.setdefault(owner, []).append(part)
             for owner, parts in lacking.items():
                 message = p.OwnedShare(self._me, sent.number, owners.version, parts)
@@ -120,14 +120,14 @@ class Ownership:
     def changes_of(self, word: p.Owned, change: Change) -> list[Change]:
         """What this word changes in our weights: the sum, minus our own share."""
         changes = [change] if len(change[0]) else []
-        mine = {part: upto[self._me] for part, upto in word.parts if upto.get(self._me, 0) > self._mine[part]}
+        mine = {part: upto[self._me] for part, upto in word.parts if upto.get(self._me, 0) > self._published[part]}
         for sent in self.unconfirmed.values():
-            fresh = [part for part in sorted(mine) if self._mine[part] < sent.number <= mine[part]]
+            fresh = [part for part in sorted(mine) if self._published[part] < sent.number <= mine[part]]
             keys, values = _cut(sent.change, sent.cuts, fresh)
             changes += [(keys, -values)] if len(keys) else []
         for part, upto in mine.items():
-            self._mine[part] = upto
-        least = min(self._mine)
+            self._published[part] = upto
+        least = min(self._published)
         for number in [one for one in self.unconfirmed if one <= least]:
             del self.unconfirmed[number]
         return changes
@@ -136,13 +136,13 @@ class Ownership:
         """Changes that are in our weights and are not published by their owners."""
         found = []
         for sent in self.unconfirmed.values():
-            lacking = [part for part in range(self._parts) if self._mine[part] < sent.number]
+            lacking = [part for part in range(self._parts) if self._published[part] < sent.number]
             found.append(_cut(sent.change, sent.cuts, lacking))
         return [change for change in found if len(change[0])]
 
     def receive(self, now: int, share: p.OwnedShare, arrays: Arrays, log: RunLog) -> None:
         """A contribution arrived; it waits until those before it have arrived."""
-        if len(arrays) != 2 or len(arrays[0]) != len(arrays[1]) or share.version < self._yielded:
+        if len(arrays) != 2 or len(arrays[0]) != len(arrays[1]) or share.version < self._yielded_version:
             return
         early = self._early.setdefault(share.life, {})
         if len(early) < 2 * OPEN:
@@ -152,34 +152,34 @@ class Ownership:
     def _accept_early(self, now: int, life: str, log: RunLog) -> None:
         """Accept contributions that were announced, or nobody would know their slots."""
         owners = log.owners
-        if owners is None or owners.version != self._begun or life not in log.all_owners:
+        if owners is None or owners.version != self._active_version or life not in log.all_owners:
             return
         early, gathered = self._early.get(life, {}), self._gathered
         for number in sorted(number for number in early if number <= log.told.get(life, 0)):
             share, (keys, values) = early[number]
             mine = [part for part in share.parts if part < self._parts and owners.lives[part] == self._me]
-            fresh = [part for part in mine if self._has[part].get(life, 0) == number - 1]
+            fresh = [part for part in mine if self._received[part].get(life, 0) == number - 1]
             if share.version == owners.version and fresh:
                 gathered.since = now if gathered.since < 0 else gathered.since
                 for part in fresh:
-                    self._has[part][life] = number
+                    self._received[part][life] = number
                     gathered.parts.setdefault(part, {})[life] = number
                 cuts = np.searchsorted(keys, self._bounds).tolist()
                 gathered.changes.append(_cut((keys, values), cuts, sorted(fresh)))
-            if share.version < owners.version or all(self._has[part].get(life, 0) >= number for part in mine):
+            if share.version < owners.version or all(self._received[part].get(life, 0) >= number for part in mine):
                 del early[number]
 
     def words(self, now: int, log: RunLog, mesh: Mesh, hurry: bool) -> list[tuple[p.Word, Arrays]]:
         found: list[tuple[p.Word, Arrays]] = []
         gathered, owners = self._gathered, log.owners
-        yields = owners is not None and owners.version > self._yielded
+        yields = owners is not None and owners.version > self._yielded_version
         full = len(gathered.changes) >= len(mesh.living)
         ripe = gathered.since >= 0 and (now - gathered.since >= FLUSH or full or hurry) and mesh.may_publish
         if gathered.since >= 0 and (yields or ripe):
             self._gathered = GatheredShares()
             found.append((p.Owned(sorted(gathered.parts.items())), _sum(gathered.changes)))
         if yields and owners is not None:
-            self._yielded, self._begun = owners.version, 0
+            self._yielded_version, self._active_version = owners.version, 0
             if self._me in log.since:
                 found.append((p.Yielded(owners.version), ()))
         return found
@@ -187,11 +187,11 @@ class Ownership:
     def begin(self, now: int, log: RunLog, mesh: Mesh) -> None:
         """Begin to accept contributions once all earlier owners have published what they had."""
         owners = log.owners
-        if owners is not None and self._begun < owners.version == self._yielded:
+        if owners is not None and self._active_version < owners.version == self._yielded_version:
             before = [life for life, version in log.since.items() if version < owners.version]
             if all(log.yielded.get(life, 0) >= owners.version or mesh.is_closed(life) for life in before):
-                self._begun = owners.version
-                self._has = [dict(part) for part in log.included]
+                self._active_version = owners.version
+                self._received = [dict(part) for part in log.included]
         self._early = {life: early for life, early in self._early.items() if early and life not in mesh.gone}
         for life in self._early:
             self._accept_early(now, life, log)

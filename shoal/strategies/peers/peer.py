@@ -4,7 +4,7 @@
     publishing  after ``every`` rows, to all or to the owners of the weights (``ownership``)
     leading     if it is the first living peer (``leader``)
     leaving     in order: it publishes what it learned and gives back the slots it did not;
-                after an error: all others leave it alone
+                after an error: the others continue without it
 
 Time, the network and the evaluation are passed in: the same peer runs in a process, in a thread and
 in the simulator. It never ends by itself: its owner asks ``may_go``, and until then it answers.
@@ -59,15 +59,15 @@ class PeerNode:
         self.why = ""  # why it left; empty: in order, or it did not
         self.ownership = Ownership(self.name, parts, keys, mesh.timing) if facts.owned else None
         self.compute = PeerCompute(replica, facts.every, facts.slots.batch, pacer)
-        self.left = False  # it published that it leaves
+        self.has_left = False  # it published that it leaves
         self.may_go = False  # no longer needed, or not requested for long
-        self.evicted = ""  # the others hold it for gone: it must rejoin as a new life
+        self.evicted = ""  # the others consider it gone: it must rejoin as a new life
         self._traffic = traffic
         self._leader = Leader(mesh, facts, evaluate, self.log, self.ownership)
         self._link = round(link * limits.SECOND)
         self._delayed: deque[tuple[int, Event]] = deque()  # in order of arrival
-        self._others = 0  # changes of others that were heard
-        self._leave: str | None = None  # it is to leave, and why; empty: in order
+        self._changes_heard = 0  # changes of others that were heard
+        self._leave_reason: str | None = None  # it is to leave, and why; empty: in order
         self._over_at: int | None = None  # when it left, or heard that the run ended
 
     @property
@@ -79,7 +79,7 @@ class PeerNode:
         return self._leader.leads
 
     def leave(self) -> None:
-        self._leave = "" if self._leave is None else self._leave
+        self._leave_reason = "" if self._leave_reason is None else self._leave_reason
 
     def handle(self, now: int, event: Event) -> list[Effect]:
         effects: list[Effect] = []
@@ -120,7 +120,7 @@ class PeerNode:
             times.append(self._delayed[0][0])
         if self.leads or (self._over_at is not None and not self.may_go):
             times.append(now + _CHECK)
-        if self.ownership is not None and not self.left and not self.mesh.evicted:
+        if self.ownership is not None and not self.has_left and not self.mesh.evicted:
             times.append(self.ownership.wake_at(now, self.mesh.may_publish))
         return max(min(times), now + limits.MILLISECOND)
 
@@ -130,10 +130,10 @@ class PeerNode:
             return self._wind_down(now)
         if (given := self.mesh.newcomer.take()) is not None:
             self._adopt(now, *given)
-        effects = self._hear(now)
+        effects = self._deliver(now)
         if self.mesh.has_model:
-            effects += self._own(now)
-            while words := self._leader.decide(now, not self.left):
+            effects += self._update_owned(now)
+            while words := self._leader.decide(now, not self.has_left):
                 effects += self._publish_all(now, words)
             effects += self._finish(now)
             effects += self._start(now)
@@ -149,19 +149,19 @@ class PeerNode:
     def _publish(self, now: int, word: p.Word, arrays: Arrays = ()) -> list[Effect]:
         if self.compute.running is not None:
             self.compute.running.published.append(word)
-        return self.mesh.publish(now, word, arrays) + self._hear(now)
+        return self.mesh.publish(now, word, arrays) + self._deliver(now)
 
     def _publish_all(self, now: int, words: Sequence[p.Word]) -> list[Effect]:
         return [effect for word in words for effect in self._publish(now, word)]
 
-    def _hear(self, now: int) -> list[Effect]:
+    def _deliver(self, now: int) -> list[Effect]:
         effects: list[Effect] = []
         for delivery in self.mesh.broadcast.drain():
             origin, word, arrays = delivery.origin, delivery.word, delivery.arrays
             self.log.apply(origin, word)
             match word:
                 case p.Learned() if origin != self.name:
-                    self._others += bool(word.slots)
+                    self._changes_heard += bool(word.slots)
                     if len(arrays) == 2:
                         self.compute.inbox.append((arrays[0], arrays[1]))
                 case p.Owned() if self.ownership is not None and len(arrays) == 2:
@@ -169,10 +169,10 @@ class PeerNode:
                 case p.SlotsDealt(slots):
                     self._leader.set_clock(now, 0.0)
                     lives = [one.life for one in self.mesh.living]
-                    for life, runs in slots if self.log.halt is None and not self.left else ():
+                    for life, runs in slots if self.log.halt is None and not self.has_left else ():
                         if life == self.name:
                             self.compute.todo.add(runs)
-                            self.compute.take_place(lives.index(life), len(lives))
+                            self.compute.stagger(lives.index(life), len(lives))
                 case p.EvaluationDone() if word.now:  # its clock may be ahead of ours
                     self._leader.set_clock(now, word.now)
                 case p.Halt():
@@ -184,20 +184,20 @@ class PeerNode:
     def _start(self, now: int) -> list[Effect]:
         if self.compute.running is not None:
             return []
-        wanted, log, ownership = self.mesh.donor.wanted, self.log, self.ownership
-        stops = self._leave is not None or log.halt is not None or self.left
+        waiting, log, ownership = self.mesh.donor.waiting, self.log, self.ownership
+        stops = self._leave_reason is not None or log.halt is not None or self.has_left
         visit = self.compute.plan(
             learns=not stops,
             may_publish=self.mesh.may_publish and (ownership is None or len(ownership.unconfirmed) < OPEN),
             weighs=self._leader.is_evaluation_due(now),
-            copies=bool(wanted or self._leader.answers.snapshots.wanted),
+            copies=bool(waiting or self._leader.answers.snapshots.waiting),
         )
         if visit is None:
             return []
-        visit.owned, visit.version, visit.knew = ownership is not None, dict(self.mesh.heard), self._others
-        visit.known = log.done, log.rows, log.loss
+        visit.owned, visit.version, visit.seen = ownership is not None, dict(self.mesh.heard), self._changes_heard
+        visit.progress = log.done, log.rows, log.loss
         if visit.copy:
-            visit.wanted, visit.state = wanted, log.pack(self._leader.seconds(now))
+            visit.receivers, visit.state = waiting, log.pack(self._leader.seconds(now))
             visit.without = ownership.pending() if ownership is not None else []
         return [self.compute.start(now, visit)]
 
@@ -210,7 +210,7 @@ class PeerNode:
         if visit.change is not None:
             effects += self._publish_change(now, visit.change, visit)
         if visit.weights is not None:
-            done, rows, loss = visit.known
+            done, rows, loss = visit.progress
             if self.ownership is None:  # what we learned ourselves is in the weights
                 done, rows = done + own.slots.size, rows + own.rows
                 loss = (loss[0] + own.loss, loss[1] + own.rows)
@@ -220,7 +220,7 @@ class PeerNode:
         return effects
 
     def _publish_change(self, now: int, change: Change, visit: Visit) -> list[Effect]:
-        word, (keys, values) = self.compute.word(self._traffic(), self._others), change
+        word, (keys, values) = self.compute.word(self._traffic(), self._changes_heard), change
         if self.ownership is not None:
             word = msgspec.structs.replace(word, part=self.ownership.contribute(change))
             visit.published.append(word)
@@ -241,58 +241,58 @@ class PeerNode:
         version = {**visit.version, self.name: visit.version.get(self.name, 0) + len(visit.published)}
         state, flat = log.pack(), np.ascontiguousarray(slab, np.float32).reshape(-1)
         observers = self._leader.answers.snapshots
-        effects = [effect for to in observers.wanted for effect in observers.give(to, state, flat, version)]
-        for life in visit.wanted:
+        effects = [effect for to in observers.waiting for effect in observers.give(to, state, flat, version)]
+        for life in visit.receivers:
             effects += self.mesh.give(life, state, flat, version)
         return effects
 
     def _on_share(self, now: int, sender: str, share: p.OwnedShare, arrays: Arrays) -> list[Effect]:
-        if self.ownership is None or self.left or sender not in self.mesh.members or share.life != sender:
+        if self.ownership is None or self.has_left or sender not in self.mesh.members or share.life != sender:
             return []
         if wrong := self._check.error_in_change(arrays):  # or they refuse our sum
             return self.mesh.mark_gone(now, sender, f"it sent an invalid message: {wrong}")
         self.ownership.receive(now, share, arrays, self.log)
         return []
 
-    def _own(self, now: int) -> list[Effect]:
+    def _update_owned(self, now: int) -> list[Effect]:
         """Weights with owners: send our contributions, publish the sums that we own."""
         ownership = self.ownership
-        if ownership is None or self.left:
+        if ownership is None or self.has_left:
             return []
         ownership.begin(now, self.log, self.mesh)
         effects = ownership.send(now, self.log)
         if self.compute.running is not None and self.compute.running.copy:
             return effects  # the sum would count as part of the copy, and not be in it
-        hurry = self._leave is not None or self.log.halt is not None
+        hurry = self._leave_reason is not None or self.log.halt is not None
         for word, arrays in ownership.words(now, self.log, self.mesh, hurry):
             effects += self._publish(now, word, arrays)
         return effects
 
     def _finish(self, now: int) -> list[Effect]:
         settled = self.ownership is None or not self.ownership.unconfirmed
-        if self.compute.running is not None or self.compute.unpublished.slots or self.left or not settled:
+        if self.compute.running is not None or self.compute.unpublished.slots or self.has_left or not settled:
             return []
         if self.log.halt is not None:
             return [] if self.name in self.log.rested else self._publish(now, p.Rested())
-        if self._leave is None:
+        if self._leave_reason is None:
             return []
         if len(self.mesh.living) > 1:
-            return self._say_goodbye(now, self._leave, self.compute.drop()) if self.mesh.may_leave(now) else []
+            return self._say_goodbye(now, self._leave_reason, self.compute.drop()) if self.mesh.may_leave(now) else []
         if self.leads:
             self._leader.end("the last peer was asked to leave", now=True)
         return []
 
     def _say_goodbye(self, now: int, why: str, back: Runs) -> list[Effect]:
-        self.left, self._leader.leads, self.why, self._over_at = True, False, why, now
+        self.has_left, self._leader.leads, self.why, self._over_at = True, False, why, now
         return self._publish(now, p.PeerLeaving(why, back))
 
     def _failed(self, now: int, error: BaseException) -> list[Effect]:
         """The others go on without it; without others the run ends."""
         why = str(error) if isinstance(error, ShoalError) and str(error) else f"{type(error).__name__}: {error}"
         self.compute.forget()
-        if self.left or self.mesh.evicted:
+        if self.has_left or self.mesh.evicted:
             return []
-        self._leave, self.why = why, why
+        self._leave_reason, self.why = why, why
         if not self.leads or len(self.mesh.living) > 1:
             return self._say_goodbye(now, why, [])
         self._leader.end(why, failed=True)
@@ -301,9 +301,9 @@ class PeerNode:
     def _wind_down(self, now: int) -> list[Effect]:
         """The others removed us: apply the words heard so far, then end this life."""
         self._leader.leads = False
-        self.may_go = self.left
-        self._hear(now)
-        if self.left or self.evicted or self.compute.running is not None:
+        self.may_go = self.has_left
+        self._deliver(now)
+        if self.has_left or self.evicted or self.compute.running is not None:
             return []
         self.compute.forget()  # not published: others will be assigned it
         visit = self.compute.plan(learns=False)

@@ -1,6 +1,6 @@
 """A run of peers: starts them, watches them, and reports events.
 
-This process is no peer: the peers assign slots, evaluate the model and decide the end among
+This process is not a peer: the peers assign slots, evaluate the model and decide the end among
 themselves. If this process is killed its own peers end with it, and those that joined from
 elsewhere go on. It reports at once when a process of its own has ended (the others would wait for
 its silence to last), copies the weights that were evaluated, and writes checkpoints. Every wait for
@@ -55,7 +55,7 @@ class PeerRun(TrackedRun):
         self._workers = PeerWorkers(job, self.dataset, self.resume, self._ended)
         self.resume = None  # it is as large as the model
         self._ends: deque[tuple[str, str]] = deque()  # names of our processes that ended, and why
-        self._news = threading.Event()
+        self._wake = threading.Event()
         self._began, self._silent_since, self._reminders = False, math.inf, 0
         self._to_copy: deque[p.EvaluationDone] = deque()
 
@@ -87,7 +87,7 @@ class PeerRun(TrackedRun):
     @property
     def workers(self) -> list[str]:
         """Those that were started here and have not ended, and those that joined from elsewhere."""
-        return self._workers.here + [name for name in self.events.living if name not in self._workers.peers]
+        return self._workers.running + [name for name in self.events.living if name not in self._workers.peers]
 
     def add_worker(self) -> str:
         names = {*self._workers.peers, *self._workers.failed, *self.events.names.values()}
@@ -117,7 +117,7 @@ class PeerRun(TrackedRun):
                 self.observer.stop(to, "interrupted")
                 ask_at = time.monotonic() + 1.0  # the message may be lost, or its receiver gone
             self._check()
-            self._news.wait(_CHECK / 2)
+            self._wake.wait(_CHECK / 2)
         if tracker.why and not tracker.ended:
             tracker.report_progress()
             self.listener(Stopped(seconds=tracker.seconds, why=tracker.why))
@@ -139,8 +139,8 @@ class PeerRun(TrackedRun):
         self._check_deadline()
         self._check()
         if not self.tracker.why:
-            self._news.wait(_CHECK)
-            self._news.clear()
+            self._wake.wait(_CHECK)
+            self._wake.clear()
 
     def _finish(self) -> None:
         if self.checkpoints.has_some and not self.tracker.failed:
@@ -191,7 +191,7 @@ class PeerRun(TrackedRun):
     def _on_silence(self) -> None:
         self._silent_since = min(self._silent_since, now := time.monotonic())
         silent = now - self._silent_since
-        if not self._workers.here and (not self._lives() or silent > self.patience):
+        if not self._workers.running and (not self._lives() or silent > self.patience):
             self._report_ends()
             last = next(iter(reversed(self.events.gone.items())), None)
             who = f" (the last was {self.events.names.get(last[0], last[0])}: {last[1] or LEFT})" if last else ""
@@ -240,7 +240,7 @@ class PeerRun(TrackedRun):
 
     def _ended(self, name: str, why: str) -> None:
         self._ends.append((name, why))
-        self._news.set()
+        self._wake.set()
 
     def _write_address(self, peer: p.Peer | None) -> None:
         if self.folder is None or peer is None or self.job.launch.how == "threads":

@@ -262,9 +262,9 @@ def snapshot_of(state: bytes, flat: Floats, per_pass: int, keys: int, counts: di
     return flat.reshape(keys, -1), of_pass, np.array(left, np.int64), progress, log.done
 
 
-def begin_of(kept: LocalCheckpoint, per_pass: int) -> RunLog:
-    check_left(kept, per_pass)
-    was, (of_pass, left) = kept.facts.standing, kept.position
+def begin_of(checkpoint: LocalCheckpoint, per_pass: int) -> RunLog:
+    check_left(checkpoint, per_pass)
+    was, (of_pass, left) = checkpoint.facts.standing, checkpoint.position
     log = RunLog(
         counted=Intervals(runs(left.tolist())).missing((of_pass + 1) * per_pass),
         rows=was.examples,
@@ -280,12 +280,12 @@ def begin_of(kept: LocalCheckpoint, per_pass: int) -> RunLog:
     return log
 
 
-def check_left(kept: LocalCheckpoint, per_pass: int) -> None:
+def check_left(checkpoint: LocalCheckpoint, per_pass: int) -> None:
     """Its slots belong to the epochs up to its own, each once; all others are counted."""
-    of_pass, left = kept.position
+    of_pass, left = checkpoint.position
     end = (of_pass + 1) * per_pass
     if of_pass < 0 or (np.diff(left) < 1).any() or (len(left) and not 0 <= left[0] <= left[-1] < end):
-        raise BadCheckpoint(str(kept.path), f"has slots that the epochs up to {of_pass} do not have")
-    if end - len(left) != kept.facts.standing.done:
-        done = kept.facts.standing.done
-        raise BadCheckpoint(str(kept.path), f"has {len(left)} slots left, and {done} done, of {end}")
+        raise BadCheckpoint(str(checkpoint.path), f"has slots that the epochs up to {of_pass} do not have")
+    if end - len(left) != checkpoint.facts.standing.done:
+        done = checkpoint.facts.standing.done
+        raise BadCheckpoint(str(checkpoint.path), f"has {len(left)} slots left, and {done} done, of {end}")

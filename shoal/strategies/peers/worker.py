@@ -84,10 +84,10 @@ class LocalPeer:
         self.learner = learner_of(self.job.model, train, self.job.seed, spec.number)
         slots = Slots(train.rows, self.job.data.batch, self.job.seed)
         self.model = PeerLocalModel(self.job, train, self.learner, slots)
-        self._begin: RunLog | None = None
-        if (kept := spec.load_checkpoint()) is not None:
-            self._begin = begin_of(kept, slots.per_pass)
-            self.model.restore(kept.slab)
+        self._resume_log: RunLog | None = None
+        if (checkpoint := spec.load_checkpoint()) is not None:
+            self._resume_log = begin_of(checkpoint, slots.per_pass)
+            self.model.restore(checkpoint.slab)
 
     def open(self, open_: Open | None = None, folder: str = "") -> Peer:
         """Begin to listen; by default where processes reach it: in a folder, or at a local port."""
@@ -106,22 +106,22 @@ class LocalPeer:
         founders: list[Peer],
         through: list[Peer],
         closing: threading.Event,
-        asked: threading.Event,
-        look: Callable[[PeerNode], bool] = lambda node: False,
+        drain: threading.Event,
+        on_turn: Callable[[PeerNode], bool] = lambda node: False,
     ) -> PeerNode:
-        """Run until it may go, or ``closing`` is set. With ``asked`` set it leaves in order.
+        """Run until it may go, or ``closing`` is set. With ``drain`` set it leaves in order.
 
-        ``look`` gets the peer now and then, and says whether it may go when the run has ended. By
-        default it may not: the process that watches copies the model, and sets ``closing``.
+        ``on_turn`` gets the peer after each turn, and says whether it may go when the run has
+        ended; by default it may not: the watching process copies the model and sets ``closing``.
         """
         while True:
             node = self._node(founders, through)
             with contextlib.closing(Loop(node, self._transport)) as loop:
-                _run_loop(loop, node, closing, asked, look)
+                _run_loop(loop, node, closing, drain, on_turn)
             through = node.mesh.contacts
             if not node.evicted or closing.is_set() or not through:
                 return node
-            self._begin = None
+            self._resume_log = None
             # Of those who may lead, a new life is the last.
             self._open_life(life_of(self.me.name), 1 + max(self.me.number, *(peer.number for peer in through)))
 
@@ -135,7 +135,7 @@ class LocalPeer:
             self.model,
             PeerFacts.of(job, dataset.train.rows),
             lambda weights: learner.judge(dataset.test, weights),
-            begin=self._begin,
+            begin=self._resume_log,
             pacer=None if pace is None else Pacer(pace, time.monotonic_ns, threading.Event().wait),
             link=job.emulate.link,
             traffic=lambda: transport.traffic,
@@ -144,7 +144,7 @@ class LocalPeer:
 
 
 def _run_loop(
-    loop: Loop, node: PeerNode, closing: threading.Event, asked: threading.Event, look: Callable[[PeerNode], bool]
+    loop: Loop, node: PeerNode, closing: threading.Event, drain: threading.Event, on_turn: Callable[[PeerNode], bool]
 ) -> None:
     within = node.mesh.timing.join_within / limits.SECOND
     leaving, deadline = False, time.monotonic() + within
@@ -155,12 +155,12 @@ def _run_loop(
                 f"no peer has given it the model in {within:g} s: the run has ended, or cannot be reached; "
                 f"check whether it goes on, and join again"
             )
-        if not node.mesh.has_model and asked.is_set():
+        if not node.mesh.has_model and drain.is_set():
             return  # no other peer depends on it yet
-        if asked.is_set() and not leaving:
+        if drain.is_set() and not leaving:
             leaving = True
             loop.tell(Received("home", StopPeers(0, "asked to leave", leave=True)))
-        may_go = look(node)
+        may_go = on_turn(node)
         if node.evicted or (node.may_go and (may_go or not node.ended)):
             return
 
@@ -174,8 +174,8 @@ def prefork(work: dict[str, object]) -> None:
 
 def main(orders: ProcessOrders, process: Process) -> None:
     """A peer in a process of its own. SIGTERM asks it to leave in order."""
-    asked, never = threading.Event(), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    drain, never = threading.Event(), threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: drain.set())
     spec = msgspec.convert(orders.work, PeerSpec)
     peer = _preforked.pop((spec.job, spec.rows, spec.kept), None) or LocalPeer(spec)
     peer.spec = spec
@@ -187,30 +187,30 @@ def main(orders: ProcessOrders, process: Process) -> None:
             if not (line := lines.readline()):
                 return  # the top process has ended
             founders = msgspec.json.decode(line, type=Founders).peers
-    node = peer.live(founders, spec.through, never, asked)
+    node = peer.live(founders, spec.through, never, drain)
     if node.why:
         raise ClusterError(node.why)
 
 
 class PeerWorkers:
     def __init__(
-        self, job: Job, dataset: Dataset, kept: LocalCheckpoint | None, ended: Callable[[str, str], None]
+        self, job: Job, dataset: Dataset, resume: LocalCheckpoint | None, ended: Callable[[str, str], None]
     ) -> None:
         """``ended`` gets the name of a peer and why it ended, on another thread."""
         self._job, self._on_ended = job, ended
-        self._spec = PeerSpec(job=job.toml(), rows=str(dataset.folder), kept="" if kept is None else str(kept.path))
+        self._spec = PeerSpec(job=job.toml(), rows=str(dataset.folder), kept="" if resume is None else str(resume.path))
         self.pool = WorkerPool(job, MAIN, self._ended, sockets=True)
         self.peers: dict[str, Peer] = {}  # by name
         self.failed: dict[str, str] = {}  # by name: why it did not start
         self._lives: dict[str, str] = {}  # by name
-        self._gone: set[str] = set()  # names of those that have ended
+        self._ended_names: set[str] = set()  # names of those that have ended
         self._hub, self._closing = Hub(), threading.Event()  # of threads
         self._why: dict[str, str] = {}  # why a thread left
 
     @property
-    def here(self) -> list[str]:
+    def running(self) -> list[str]:
         """The names of those that have not ended."""
-        return [name for name in list(self.peers) if name not in self._gone]
+        return [name for name in list(self.peers) if name not in self._ended_names]
 
     def start(self, count: int) -> list[Peer]:
         """Start so many, which know of each other; one that does not start is left out."""
@@ -250,7 +250,7 @@ class PeerWorkers:
     def close(self) -> None:
         self._closing.set()
         self.pool.close()
-        if not self.pool.has_processes and (late := self.here):
+        if not self.pool.has_processes and (late := self.running):
             print(f"shoal: {counted(len(late), 'thread')} did not end: {', '.join(late)}", file=sys.stderr)
 
     def _fork(self, number: int, through: Sequence[Peer] = ()) -> None:
@@ -279,6 +279,6 @@ class PeerWorkers:
         self.pool.run_thread(name, run)
 
     def _ended(self, name: str, why: str) -> None:
-        self._gone.add(name)
+        self._ended_names.add(name)
         if not self._closing.is_set():
             self._on_ended(name, why or self._why.get(name, ""))

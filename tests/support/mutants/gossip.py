@@ -31,17 +31,17 @@ def silent_until_the_first_leg(real: Any) -> Any:
 
     def init(self: GossipWorker, *args: Any, **about: Any) -> None:
         real(self, *args, **about)
-        self._along_at = NEVER
+        self._report_at = NEVER
 
     return init
 
 
-@mutant(Pairwise, "answers")
+@mutant(Pairwise, "on_reply")
 def met_applied_twice(real: Any) -> Any:
     """A repeated answer moves the asking worker once more."""
 
     def answers(self: Pairwise, sender: str, met: MeetReply, arrays: Any) -> None:
-        if self.asked is None and arrays and self._number == met.number:
+        if self.pending is None and arrays and self._number == met.number:
             self._queue.do(lambda: self._queue.model.add(arrays[0], -1.0), lambda nothing: None, 1, first=True)
             return
         real(self, sender, met, arrays)
@@ -49,7 +49,7 @@ def met_applied_twice(real: Any) -> Any:
     return answers
 
 
-@mutant(Pairwise, "asks")
+@mutant(Pairwise, "on_meet")
 def meet_answered_twice(real: Any) -> Any:
     """A repeated request moves the asked worker once more."""
 
@@ -66,7 +66,7 @@ def offer_of_any_round(real: Any) -> Any:
     """An offer is used in any round."""
 
     def offered(self: Synchronous, sender: str, offer: Offer, values: Floats) -> None:
-        late = offer.leg == self.leg and sender in self._hears and offer.round < self.round and not self._settling
+        late = offer.leg == self.leg and sender in self._in_weights and offer.round < self.round and not self._settling
         real(self, sender, Offer(offer.leg, self.round, offer.weight) if late else offer, values)
 
     return offered
@@ -90,7 +90,7 @@ def shown_before_all_are_done(real: Any) -> Any:
 
     def finished(self: GossipWorker) -> None:
         real(self)
-        if isinstance(self.part, Pairwise):
+        if isinstance(self.mixer, Pairwise):
             self._show()
 
     return finished
@@ -102,12 +102,12 @@ def share_kept_and_given(real: Any) -> Any:
 
     def start(self: Synchronous, weights: Floats) -> None:
         real(self, weights)
-        self._said[self.round] = self._said[self.round]._replace(kept=self.weight)
+        self._own_offers[self.round] = self._own_offers[self.round]._replace(retained=self.weight)
 
     return start
 
 
-@mutant(Synchronous, "_weighed")
+@mutant(Synchronous, "_weights_of")
 def steps_divided_by_what_vanishes(real: Any) -> Any:
     """Push-sum: a worker that hears no neighbour divides its steps by a weight that vanishes."""
 
@@ -154,12 +154,12 @@ def dead_worker_waited_for(real: Any) -> Any:
     return lose
 
 
-@mutant(GossipController, "_count_rest")
+@mutant(GossipController, "_count_result")
 def rest_counted_twice(real: Any) -> Any:
     """The last report of a worker is counted again with its model."""
 
     def count_rest(self: GossipController, name: str, one: WorkerState, rest: LegDone) -> None:
-        if one.rest is not None:
+        if one.result is not None:
             one.rounds = one.rows = 0
             one.loss = 0.0
         real(self, name, one, rest)
@@ -204,13 +204,13 @@ def loss_told_only_once(real: Any) -> Any:
 
     def reminders(self: GossipController, now: int) -> Any:
         found = real(self, now)
-        self._gone = []
+        self._lost_in_leg = []
         return found
 
     return reminders
 
 
-@mutant(GossipController, "_on_rest")
+@mutant(GossipController, "_on_leg_done")
 def model_of_another_leg_believed(real: Any) -> Any:
     """A late model of a former leg is taken for that of this one."""
 

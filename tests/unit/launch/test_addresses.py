@@ -7,7 +7,16 @@ import socket
 import pytest
 
 from shoal.errors import Invalid
-from shoal.launch.addresses import advertised, beside, bind_of, check_callable, check_free, host_of, new_name, way_to
+from shoal.launch.addresses import (
+    advertised,
+    bind_of,
+    check_callable,
+    check_free,
+    host_of,
+    join_address,
+    new_name,
+    route_address,
+)
 
 
 def test_a_port_that_was_left_open_is_filled_in_and_one_that_was_given_stays() -> None:
@@ -35,12 +44,12 @@ def test_an_address_that_nobody_could_call_needs_one_that_they_can() -> None:
 
 
 def test_a_newcomer_listens_on_the_way_to_the_coordinator() -> None:
-    assert way_to("tcp://127.0.0.1:7000") == "127.0.0.1"
-    assert beside("tcp://127.0.0.1:7000", "", "ann", "") == "tcp://127.0.0.1:*"
-    assert beside("tcp://127.0.0.1:7000", "tcp://127.0.0.2", "ann", "") == "tcp://127.0.0.2:*"
-    assert beside("ipc:///tmp/x/coordinator", "", "ann", "/tmp/y") == "ipc:///tmp/y/ann"
+    assert route_address("tcp://127.0.0.1:7000") == "127.0.0.1"
+    assert join_address("tcp://127.0.0.1:7000", "", "ann", "") == "tcp://127.0.0.1:*"
+    assert join_address("tcp://127.0.0.1:7000", "tcp://127.0.0.2", "ann", "") == "tcp://127.0.0.2:*"
+    assert join_address("ipc:///tmp/x/coordinator", "", "ann", "/tmp/y") == "ipc:///tmp/y/ann"
     key = "a" * 52
-    assert beside(f"tcp://{key}@127.0.0.1:7000", "", "ann", "") == "tcp://127.0.0.1:*"
+    assert join_address(f"tcp://{key}@127.0.0.1:7000", "", "ann", "") == "tcp://127.0.0.1:*"
 
 
 def test_it_is_called_by_what_the_operator_says_or_what_can_be_called() -> None:

@@ -28,7 +28,7 @@ class Supervising:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> ProcessCluster:
     made = ProcessCluster(2, LaunchSettings(), JournalFile(None), restart=True)
     made._servers.add(NAME)
-    made._children.known[NAME] = ChildState(pid=4711, running=True)
+    made._children.states[NAME] = ChildState(pid=4711, running=True)
     monkeypatch.setattr(made, "supervisor", Supervising())
     monkeypatch.setattr(made, "_fork", lambda *orders: pytest.fail("it was started again"))
     return made
@@ -40,7 +40,7 @@ def told(cluster: ProcessCluster) -> list[str]:
 
 
 def ends(cluster: ProcessCluster) -> None:
-    cluster._children.known[NAME].ended = "it left"
+    cluster._children.states[NAME].ended = "it left"
     cluster._child_ended(NAME, "it left")
 
 
@@ -49,7 +49,7 @@ def test_a_server_that_leaves_to_be_started_again_is_not_if_it_is_let_go_meanwhi
 ) -> None:
     monkeypatch.setattr(drain, "let_go", lambda looking, name: ends(cluster))
     cluster.remove_server(NAME)
-    cluster._again(NAME)  # a restart that had been begun before
+    cluster._start_again(NAME)  # a restart that had been begun before
     assert told(cluster) == [] and not cluster._servers and not cluster._removing
 
 
@@ -58,7 +58,7 @@ def test_a_server_that_could_not_be_let_go_is_started_again_if_it_ended_meanwhil
     cluster: ProcessCluster, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     def let_go(looking: object, name: str) -> None:
-        (cluster._again(name) if begun else ends(cluster))
+        (cluster._start_again(name) if begun else ends(cluster))
         raise ClusterError("the coordinator does not answer")
 
     monkeypatch.setattr(drain, "let_go", let_go)

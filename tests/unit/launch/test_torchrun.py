@@ -57,7 +57,7 @@ def head_of(me: TorchrunRank) -> Iterator[HeadRank]:
 def come_in(head: HeadRank, line: bytes) -> socket.socket:
     one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     one.settimeout(PATIENCE)
-    one.connect(head.rank.door)
+    one.connect(head.rank.socket_name)
     one.send(line)
     return one
 
@@ -104,14 +104,14 @@ def test_variables_that_cannot_be_are_refused_in_one_line(
 
 
 def test_ranks_of_one_start_meet_and_those_of_another_do_not() -> None:
-    def door(**changes: str) -> bytes:
+    def socket_name(**changes: str) -> bytes:
         me = rank(VARIABLES | changes)
         assert me is not None
-        return me.door
+        return me.socket_name
 
-    assert door() == door(RANK="0", LOCAL_RANK="0")
+    assert socket_name() == socket_name(RANK="0", LOCAL_RANK="0")
     others = {"TORCHELASTIC_RESTART_COUNT": "1"}, {"MASTER_PORT": "29501"}, {"TORCHELASTIC_RUN_ID": "x" * 500}
-    doors = [door(), *(door(**changes) for changes in others)]
+    doors = [socket_name(), *(socket_name(**changes) for changes in others)]
     assert len(set(doors)) == len(doors)
     assert all(one.startswith(b"\0") and len(one) < 100 for one in doors)  # no file, and short enough
 

@@ -101,17 +101,17 @@ def test_those_who_are_awaited_are_named_later_and_later(run: Waiting, told: lis
     run._begun = True
     for quiet in (run.patience, 1.5 * run.patience, 2 * run.patience, 3 * run.patience):
         run._quiet = quiet
-        run._see_to_the_silent()
+        run._handle_silence()
     waits = [f"nobody went on for {quiet:.0f} s: waiting for worker-1" for quiet in (run.patience, 2 * run.patience)]
     assert warnings(told) == waits
 
 
 def test_one_that_starts_is_given_more_time(run: Waiting, told: list[RunEvent]) -> None:
     run._quiet = 2 * run.patience
-    run._see_to_the_silent()
+    run._handle_silence()
     assert warnings(told) == []
     run._quiet = 3 * run.patience
-    run._see_to_the_silent()
+    run._handle_silence()
     assert warnings(told) == [f"nobody was ready to begin for {run._quiet:.0f} s: waiting for worker-1"]
 
 
@@ -126,7 +126,7 @@ def test_who_ended_last_is_named_and_more_workers_help_only_against_kills(run: W
     run._nobody_left()
     assert [event.slots for event in told if isinstance(event, Gone) and event.why == "it left"] == [0]
     assert run.tracker.counts["workers lost"] == 1
-    assert "when what ended it is mended (the last was worker-1: ValueError: long" in run.tracker.why
+    assert "when the cause is fixed (the last was worker-1: ValueError: long" in run.tracker.why
     assert run.tracker.why.endswith("...)") and run.tracker.failed
     run._lose("worker-1", "its process ended (killed by signal 9)", 0)
     run._nobody_left()

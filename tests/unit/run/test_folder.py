@@ -137,7 +137,7 @@ def test_a_run_that_can_be_saved_nowhere_is_in_the_error(tmp_path: Path, monkeyp
 def test_a_folder_that_is_not_whole_is_no_run(missing: str, tmp_path: Path) -> None:
     saved = RunFolder(tmp_path / "run", finished().job).save(finished())
     (saved / missing).unlink()
-    with pytest.raises(Invalid, match=f"has no {missing}: it is no run, or one that did not end"):
+    with pytest.raises(Invalid, match=f"has no {missing}: it is not a run, or one that has not ended"):
         Run.load(saved)
 
 
@@ -157,18 +157,18 @@ def test_a_folder_is_used_by_one_run_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(
             Invalid, match=rf"goes on right now \(process {os.getpid()}\): choose another folder, or wait"
         ):
-            RunFolder.again(tmp_path / "run")
+            RunFolder.existing(tmp_path / "run")
     first.release()
-    second = RunFolder.again(tmp_path / "run")
+    second = RunFolder.existing(tmp_path / "run")
     with pytest.raises(Invalid, match="goes on right now"):
-        RunFolder.again(tmp_path / "run")
+        RunFolder.existing(tmp_path / "run")
     second.release()
     assert names(tmp_path / "run") == ["job.toml"]
 
 
 def test_a_run_that_is_taken_up_and_does_not_begin_is_left_as_it_was(tmp_path: Path) -> None:
     RunFolder(tmp_path / "run", Job()).append("events.jsonl", b"{}\n")
-    RunFolder.again(tmp_path / "run").discard()
+    RunFolder.existing(tmp_path / "run").discard()
     assert names(tmp_path / "run") == ["events.jsonl", "job.toml"]
 
 
@@ -180,7 +180,7 @@ def test_a_line_that_was_cut_short_is_gone_when_the_next_is_written(tmp_path: Pa
     with open(tmp_path / "run" / "events.jsonl", "ab") as file:
         file.write(b'{"event":"stop')
     before.release()
-    folder = RunFolder.again(tmp_path / "run")
+    folder = RunFolder.existing(tmp_path / "run")
     again = EventLog(folder, None, folder.events()[0])
     again(EVENTS[1])
     again.settle()

@@ -150,11 +150,11 @@ def test_what_is_told_twice_or_late_is_counted_once() -> None:
         report = GossipProgressReport(1, rounds, 8 * rounds, 0.5 * rounds, [100, 10, 1], 50, 60)
         node.handle(1, Received("worker-0", report))
     node.handle(1, Received("worker-0", LegDone(1, [3, 16, 1.0, 70, 80])))
-    fresh = node.fresh()
+    fresh = node.take_progress()
     assert (fresh.slots, fresh.rows, fresh.loss) == (2, 16, 1.0)  # the third round had no slot
     assert (fresh.sent, fresh.received) == (70, 80)
     assert fresh.spent == {"compute": 1e-4, "communicate": 1e-5, "wait": 1e-6}
-    assert node.fresh().slots == 0
+    assert node.take_progress().slots == 0
 
 
 def test_a_gradient_of_a_round_that_is_not_done_counts_neither_as_rows_nor_as_loss() -> None:
@@ -163,8 +163,8 @@ def test_a_gradient_of_a_round_that_is_not_done_counts_neither_as_rows_nor_as_lo
     node.handle(
         1, Received("worker-0", GossipProgressReport(1, 1, 16, 8.0))
     )  # in round 2, of which it has the gradient
-    fresh = node.fresh()
+    fresh = node.take_progress()
     assert (fresh.slots, fresh.rows, fresh.loss) == (1, 8, 4.0)
     node.handle(1, Received("worker-0", LegDone(1, [3, 24, 12.0, 0, 0])))
-    fresh = node.fresh()
+    fresh = node.take_progress()
     assert (fresh.slots, fresh.rows, fresh.loss) == (2, 16, 8.0)

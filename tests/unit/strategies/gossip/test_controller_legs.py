@@ -63,7 +63,7 @@ def test_in_the_first_leg_everybody_shows_its_model_and_has_no_slots() -> None:
     assert [len(one.slots) for one in made.states.values()] == [0, 0, 0] and not made.resting
     for name in NAMES:
         rest(made, name)
-    assert made.resting and made.fresh().slots == 0
+    assert made.resting and made.take_progress().slots == 0
 
 
 def test_a_worker_is_ready_once_however_often_it_says_so() -> None:
@@ -89,7 +89,7 @@ def test_every_slot_of_a_pass_is_dealt_once_and_no_more_than_there_is_room_for()
         dealt += slots
         for name in NAMES:
             rest(made, name)
-        counted += made.fresh().slots
+        counted += made.take_progress().slots
         made.end_leg(SECOND)
     assert sorted(dealt) == list(range(PER_PASS)) and counted == PER_PASS
 
@@ -98,7 +98,7 @@ def test_what_a_lost_worker_had_not_reported_is_dealt_to_the_others() -> None:
     made = begun()
     for _ in range(2):  # the second leg has more than one round
         run_leg(made, 3)
-        made.fresh()
+        made.take_progress()
     made.next_leg(SECOND, 6, None)
     theirs = made.states["worker-1"].slots.tolist()
     assert len(theirs) == 2
@@ -127,7 +127,7 @@ def test_what_workers_say_that_cannot_go_on_is_passed_on_and_counts_for_nothing(
     made.on_failed = lambda name, why: failed.append((name, why))
     made.next_leg(SECOND, 3, None)
     rest(made, "worker-2", slab=False, error="no memory")
-    assert failed == [("worker-2", "no memory")] and made.fresh().slots == 0
+    assert failed == [("worker-2", "no memory")] and made.take_progress().slots == 0
 
 
 def test_all_that_live_are_dismissed_at_the_end() -> None:

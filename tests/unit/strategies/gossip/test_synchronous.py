@@ -36,7 +36,9 @@ def test_one_that_is_in_the_next_leg_already_is_not_waited_for_when_our_own_begi
     hand(node, "c", Reached(1, 0))
     hand(node, "a", Offer(1, 0, 0.5), (np.full(SIZE, 3, np.float32),))
     said = hand(node, "home", Leg(1, 1, 0.5, [before], [after], 1), (np.empty(0, np.uint64),))
-    assert node.rests and [one.message for one in said if isinstance(one, Send) and isinstance(one.message, LegDone)]
+    assert node.is_resting and [
+        one.message for one in said if isinstance(one, Send) and isinstance(one.message, LegDone)
+    ]
 
 
 def test_one_of_whom_nothing_was_heard_is_waited_for() -> None:
@@ -44,6 +46,6 @@ def test_one_of_whom_nothing_was_heard_is_waited_for() -> None:
     before, after = GossipLink("a", "ipc://a", 0.5), GossipLink("c", "ipc://c", 0.5)
     hand(node, "a", Offer(1, 0, 0.5), (np.full(SIZE, 3, np.float32),))
     hand(node, "home", Leg(1, 1, 0.5, [before], [after], 1), (np.empty(0, np.uint64),))
-    assert not node.rests
+    assert not node.is_resting
     hand(node, "c", Reached(1, 0))
-    assert node.rests
+    assert node.is_resting

@@ -28,19 +28,19 @@ def of_file(tmp_path: Path, text: str, nodes: int, **settings: object) -> Graph:
 def test_a_ring_links_everybody_to_two_neighbours_and_two_nodes_by_one_link() -> None:
     assert graph("ring", 4).links == [(0, 1), (0, 3), (1, 2), (2, 3)]
     assert graph("ring", 2).links == [(0, 1)]
-    assert graph("ring", 5).hears[0] == [1, 4] == graph("ring", 5).tells[0]
+    assert graph("ring", 5).senders[0] == [1, 4] == graph("ring", 5).receivers[0]
 
 
 def test_on_a_one_way_ring_each_hears_the_one_before() -> None:
     found = graph("one-way", 4)
-    assert found.directed and found.hears[0] == [3] and found.tells[0] == [1]
+    assert found.directed and found.senders[0] == [3] and found.receivers[0] == [1]
     assert found.parts == [[0, 1, 2, 3]]
 
 
 def test_a_torus_is_a_grid_whose_rows_and_columns_are_rings() -> None:
     found = graph("torus", 12)
     assert graphs.sides(12) == (3, 4)
-    assert found.hears[0] == [1, 3, 4, 8] and all(len(found.hears[i]) == 4 for i in range(12))
+    assert found.senders[0] == [1, 3, 4, 8] and all(len(found.senders[i]) == 4 for i in range(12))
     assert graph("torus", 4).links == [(0, 1), (0, 2), (1, 3), (2, 3)]  # a ring, in another order
 
 
@@ -54,7 +54,7 @@ def test_a_torus_of_a_prime_number_of_workers_is_refused_with_numbers_that_fit(n
 
 def test_a_star_has_the_first_node_in_the_middle_and_an_exponential_graph_hops_of_powers_of_two() -> None:
     assert graph("star", 4).links == [(0, 1), (0, 2), (0, 3)]
-    assert graph("exponential", 16).hears[0] == [1, 2, 4, 8, 12, 14, 15]
+    assert graph("exponential", 16).senders[0] == [1, 2, 4, 8, 12, 14, 15]
 
 
 @pytest.mark.parametrize("topology", ["ring", "one-way", "torus", "star", "complete", "exponential", "random"])
@@ -89,7 +89,7 @@ def test_a_random_graph_gives_everybody_the_same_number_of_links_and_comes_from_
     strategy = Gossip(topology="random", degree=4)
     one, again, other = (strategy.graph(30, seed) for seed in (1, 1, 2))
     assert one.links == again.links != other.links
-    assert {len(one.hears[i]) for i in range(30)} == {4} and len(one.parts) == 1
+    assert {len(one.senders[i]) for i in range(30)} == {4} and len(one.parts) == 1
 
 
 def test_a_random_graph_of_two_links_each_is_a_ring_in_another_order_and_of_one_link_it_falls_apart() -> None:
@@ -112,7 +112,7 @@ def test_a_file_of_links_may_have_comments_and_say_a_link_twice(tmp_path: Path) 
 def test_one_link_that_goes_one_way_makes_the_graph_directed(tmp_path: Path) -> None:
     found = of_file(tmp_path, "0 1\n1->2\n2 -> 0\n", 3)
     assert found.directed and found.links == [(0, 1), (1, 0), (1, 2), (2, 0)]
-    assert found.hears[0] == [1, 2] and found.tells[0] == [1]
+    assert found.senders[0] == [1, 2] and found.receivers[0] == [1]
 
 
 def test_one_way_links_that_all_have_one_back_go_both_ways(tmp_path: Path) -> None:
@@ -165,14 +165,14 @@ def test_who_has_no_links_at_all_is_named(tmp_path: Path) -> None:
 
 def test_a_pipe_of_links_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "links")
-    with pytest.raises(Invalid, match="is no regular file: write the links to one"):
+    with pytest.raises(Invalid, match="is not a regular file: write the links to one"):
         graph("file", 3, edges=str(tmp_path / "links"))
 
 
 @pytest.mark.parametrize(("nodes", "degree"), [(9, 8), (9, 6), (8, 6), (8, 5), (8, 4), (6, 3)])
 def test_of_many_links_each_those_that_are_not_there_are_drawn(nodes: int, degree: int) -> None:
     found = graph("random", nodes, degree=degree)
-    assert {len(found.hears[i]) for i in range(nodes)} == {degree} and len(found.parts) == 1
+    assert {len(found.senders[i]) for i in range(nodes)} == {degree} and len(found.parts) == 1
 
 
 def test_the_most_links_there_can_be_take_no_longer_than_a_complete_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_pairwise_means_need_links_both_ways(tmp_path: Path) -> None:
 def test_who_is_gone_keeps_its_place_and_the_others_are_judged_without_it() -> None:
     found = graph("ring", 5).without(2)
     assert found.nodes == 5 and found.links == [(0, 1), (0, 4), (3, 4)]
-    assert found.hears[2] == [] and found.hears[1] == [0]
+    assert found.senders[2] == [] and found.senders[1] == [0]
     assert found.parts == [[0, 1, 3, 4]] and found.gap > 0
     assert found.mixing()[2].tolist() == [0, 0, 1, 0, 0]
     assert found.without(0).parts == [[3, 4], [1]] and found.without(0).gap == 0

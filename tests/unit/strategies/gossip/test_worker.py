@@ -90,8 +90,8 @@ class Room:
 
     def leg_of(self, i: int, number: int, rounds: int, slots: list[int], push_sum: int = 0) -> None:
         w = self.graph.mixing().tolist()
-        hears = [GossipLink(f"w{j}", f"ipc://{j}", w[i][j]) for j in self.graph.hears[i]]
-        tells = [GossipLink(f"w{j}", f"ipc://{j}", w[j][i]) for j in self.graph.tells[i]]
+        hears = [GossipLink(f"w{j}", f"ipc://{j}", w[i][j]) for j in self.graph.senders[i]]
+        tells = [GossipLink(f"w{j}", f"ipc://{j}", w[j][i]) for j in self.graph.receivers[i]]
         self.say(i, Leg(number, rounds, w[i][i], hears, tells, push_sum), (np.array(slots, np.uint64),))
 
     def deliver(self, keep: Callable[[str, Send], bool] = lambda sender, letter: True) -> None:
@@ -200,15 +200,15 @@ def test_who_lacks_an_offer_asks_for_it_and_gets_that_of_the_round_before_too() 
     room = pair()
     room.leg(1, 2)
     room.deliver(lambda sender, letter: sender != "w0")  # all that w0 says is lost; it has w1's, and is in round 1
-    assert [node.part.round for node in room.nodes] == [1, 0]
-    assert room.nodes[1].part.lacking() == ["w0"]
+    assert [node.mixer.round for node in room.nodes] == [1, 0]
+    assert room.nodes[1].mixer.lacking() == ["w0"]
     room.wait(DEFAULT.resend_first + 1)
     assert (room.letters(Reached)[-1][1].message) == Reached(1, 0, True)
     room.deliver()
-    assert [node.part.round for node in room.nodes] == [2, 1], "that of the next round was lost as well"
+    assert [node.mixer.round for node in room.nodes] == [2, 1], "that of the next round was lost as well"
     room.wait(DEFAULT.resend_first + 1)
     room.deliver()
-    assert [node.part.round for node in room.nodes] == [2, 2]
+    assert [node.mixer.round for node in room.nodes] == [2, 2]
     assert np.allclose(room.weights, room.starts.mean(0), atol=1e-6)
 
 
@@ -220,7 +220,7 @@ def test_offers_of_a_leg_that_one_has_not_heard_of_are_kept_for_it() -> None:
     room.deliver()  # w1 hears the offer, and not yet of the leg
     room.leg_of(1, 2, 1, [])
     room.deliver()
-    assert [node.part.round for node in room.nodes] == [1, 1]
+    assert [node.mixer.round for node in room.nodes] == [1, 1]
     assert {name: rest.leg for name, (rest, _) in room.rests().items()} == {"w0": 2, "w1": 2}
 
 
@@ -253,7 +253,7 @@ def test_who_loses_a_neighbour_goes_on_with_its_weight_and_the_sum_of_the_living
     for _ in range(3):
         room.wait(DEFAULT.resend_first + 1)  # what was held back is asked for
         room.deliver(lambda sender, letter: "w3" not in (sender, letter.to))
-    assert [node.part.round for node in room.nodes[:3]] == [3, 3, 3]
+    assert [node.mixer.round for node in room.nodes[:3]] == [3, 3, 3]
     living_mean(room, 3, room.starts.astype(np.float64))
 
 
@@ -261,11 +261,11 @@ def test_what_a_neighbour_may_have_taken_along_is_counted() -> None:
     room = pair()
     room.leg(1, 2)
     room.deliver(lambda sender, letter: sender != "w0")  # w1 dies in its first round, of which w0 has its offer
-    assert room.nodes[0].part.round == 1
+    assert room.nodes[0].mixer.round == 1
     room.say(0, Without(1, "w1"))
     room.deliver(lambda sender, letter: False)
     half = 0.5 * float(np.linalg.norm(room.starts[1].astype(np.float64) - room.starts[0]))
-    assert room.nodes[0].part.lost == pytest.approx(half)
+    assert room.nodes[0].mixer.lost == pytest.approx(half)
     rest, _ = room.rests()["w0"]
     assert rest.lost == pytest.approx(half)
 
@@ -274,10 +274,10 @@ def test_messages_on_a_slow_link_are_heard_when_they_would_have_come() -> None:
     room = pair(link=0.2)
     room.leg(1, 1)
     room.deliver()
-    assert [node.part.round for node in room.nodes] == [0, 0]
+    assert [node.mixer.round for node in room.nodes] == [0, 0]
     assert room.wakes["w0"] == room.now + limits.SECOND // 5
     room.wait(limits.SECOND // 5)
-    assert [node.part.round for node in room.nodes] == [1, 1]
+    assert [node.mixer.round for node in room.nodes] == [1, 1]
 
 
 # ---------------------------------------------------------------- push-sum
@@ -322,11 +322,11 @@ def test_nobody_runs_ahead_of_who_hears_it_even_if_it_hears_nobody() -> None:
     room = Room(line)
     room.leg(1, 50, push_sum=2)
     room.deliver(lambda sender, letter: letter.to != "w2")
-    assert [node.part.round for node in room.nodes] == [2, 1, 0], "one round each, and their letters are few"
+    assert [node.mixer.round for node in room.nodes] == [2, 1, 0], "one round each, and their letters are few"
     for _ in range(3):  # what was lost is asked for, round by round
         room.wait(DEFAULT.resend_most)
         room.deliver()
-    assert [node.part.round for node in room.nodes] == [50, 50, 50]
+    assert [node.mixer.round for node in room.nodes] == [50, 50, 50]
     assert np.isfinite(room.weights).all()
 
 
@@ -344,7 +344,7 @@ def test_meetings_leave_the_sum_as_it_is_and_bring_all_nearer(quick: int) -> Non
     room.deliver()
     assert np.allclose(sums(room), room.starts.sum(0), atol=1e-5)
     assert np.abs(room.weights - room.weights.mean(0)).max() < 0.1 * np.abs(room.starts - room.starts.mean(0)).max()
-    assert [node.part.round for node in room.nodes] == [40] * 5
+    assert [node.mixer.round for node in room.nodes] == [40] * 5
 
 
 def test_of_two_that_ask_each_other_at_once_one_is_told_not_now_and_both_have_the_mean() -> None:
@@ -354,7 +354,7 @@ def test_of_two_that_ask_each_other_at_once_one_is_told_not_now_and_both_have_th
     room.deliver()
     assert np.allclose(room.weights, room.starts.mean(0), atol=1e-6), "they did not change places"
     assert [len(model.adds) for model in room.models] == [1, 1]
-    assert [node.part.met for node in room.nodes if isinstance(node.part, Pairwise)] == [1, 0]
+    assert [node.mixer.met for node in room.nodes if isinstance(node.mixer, Pairwise)] == [1, 0]
 
 
 def test_an_answer_counts_whatever_who_asked_has_become_meanwhile() -> None:
@@ -392,7 +392,7 @@ def test_a_question_without_an_answer_is_asked_again_until_there_is_one() -> Non
     room.leg_of(0, 1, 1, [])
     room.leg_of(1, 1, 0, [])
     room.deliver(lambda sender, letter: not isinstance(letter.message, MeetReply))
-    assert room.nodes[0].part.lacking() == ["w1"]
+    assert room.nodes[0].mixer.lacking() == ["w1"]
     room.wait(DEFAULT.resend_first + 1)
     room.deliver()
     assert len(room.models[1].adds) == 1
@@ -410,9 +410,9 @@ def test_who_asked_one_that_is_gone_goes_on_and_who_moved_towards_it_counts_that
     for name in ("w0", other):
         room.say(int(name[1:]), Without(1, dead))
     room.deliver(lambda sender, letter: dead not in (sender, letter.to))
-    assert room.nodes[0].part.is_over
+    assert room.nodes[0].mixer.is_over
     moved = 0.5 * float(np.linalg.norm(room.starts[int(dead[1:])].astype(np.float64) - room.starts[int(other[1:])]))
-    assert room.nodes[int(other[1:])].part.lost == pytest.approx(moved, rel=1e-4)
+    assert room.nodes[int(other[1:])].mixer.lost == pytest.approx(moved, rel=1e-4)
     before = len(room.models[0].adds)
     room.say(0, Meet((1 << 32) + 2), (room.starts[0],), dead)
     assert len(room.models[0].adds) == before, "nobody moves towards who is gone"
@@ -424,7 +424,7 @@ def test_others_are_answered_while_a_worker_is_held_up_to_seem_slow() -> None:
     room.leg_of(0, 1, 1, [4])
     room.leg_of(1, 1, 0, [])
     room.compute()
-    assert room.nodes[0].queue.due == room.now + 10 * limits.SECOND
+    assert room.nodes[0].queue.wake_at == room.now + 10 * limits.SECOND
     room.say(0, Meet((1 << 32) + 1), (room.starts[1],), "w1")
     assert len(room.letters(MeetReply)) == 1
 
@@ -513,7 +513,7 @@ def test_an_error_in_a_computation_goes_to_home_and_nothing_is_computed_after_it
     assert isinstance(rest, LegDone)
     assert "MemoryError: no room for it" in rest.error
     room.deliver()
-    assert room.nodes[0].part.round == 0
+    assert room.nodes[0].mixer.round == 0
     room.say(0, LegReceived(1))
     room.home.clear()
     room.wait(DEFAULT.resend_most + 1)
@@ -563,7 +563,7 @@ def test_what_makes_no_sense_is_not_answered() -> None:
         room.say(0, Meet(1 << 60), (), "w1")
         assert not room.table
         assert np.array_equal(room.weights, before)
-        assert isinstance(room.nodes[0].part, Synchronous | Pairwise)
+        assert isinstance(room.nodes[0].mixer, Synchronous | Pairwise)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -50,4 +50,4 @@ def test_one_that_was_asked_to_leave_has_left(workers: HogwildWorkers) -> None:
 
 def test_one_that_ended_unasked_is_lost_though_its_exit_code_says_that_all_is_well(workers: HogwildWorkers) -> None:
     workers._ended("worker-1", "")
-    assert workers.receive(10) == [(1, ENDED, "its process ended (exit code 0) before anybody asked it to")]
+    assert workers.receive(10) == [(1, ENDED, "its process ended (exit code 0) without being asked to")]

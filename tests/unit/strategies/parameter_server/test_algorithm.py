@@ -18,7 +18,7 @@ from shoal.store.client.client import Client
 from shoal.store.client.task import Task
 from shoal.store.table.update import SGD
 from shoal.strategies.parameter_server.algorithm import (
-    _UNDER_WAY,
+    _INFLIGHT,
     Async,
     Bounded,
     ParameterServer,
@@ -397,7 +397,7 @@ def test_where_pushes_count_at_once_only_so_many_are_not_counted_yet(strategy: P
     lane = Paper(strategy, slots=PER_PASS)
     out = deque(play(lane, counting=False))
     while out:
-        assert len(out) <= _UNDER_WAY + 1
+        assert len(out) <= _INFLIGHT + 1
         lane.count(out.popleft())
         out.extend(play(lane, counting=False))
     assert len(lane.counted) == PER_PASS

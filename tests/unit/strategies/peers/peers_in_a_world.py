@@ -117,7 +117,7 @@ class Peers:
         """Through any of those that are here."""
         number = max(node.mesh.me.number for node in self.nodes.values()) + 1
         through = [
-            (life, f"memory:{life}") for life, node in self.nodes.items() if node.mesh.has_model and not node.left
+            (life, f"memory:{life}") for life, node in self.nodes.items() if node.mesh.has_model and not node.has_left
         ]
         return self._add(Mesh(self._peer(number), through=through))
 
@@ -145,7 +145,7 @@ class Peers:
     def check(self, slots: int) -> None:
         """All that live have the same weights, in which every counted slot is once."""
         for life, node in self.nodes.items():
-            if node.left:
+            if node.has_left:
                 continue
             assert node.log.counted.runs == [(0, slots)], (life, node.log.counted.runs)
             assert node.log.rows == slots and node.log.loss == (slots, slots)

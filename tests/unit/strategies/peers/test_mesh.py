@@ -126,9 +126,9 @@ def test_what_all_have_heard_is_kept_by_nobody() -> None:
     room = Room(3)
     for slot in range(10):
         room.say("w0", slot)
-    assert room.meshes["w1"].broadcast.kept == 10
+    assert room.meshes["w1"].broadcast.retained == 10
     room.wait(2)
-    assert [mesh.broadcast.kept for mesh in room.meshes.values()] == [0, 0, 0]
+    assert [mesh.broadcast.retained for mesh in room.meshes.values()] == [0, 0, 0]
 
 
 def test_one_that_is_too_far_ahead_may_not_say_more_and_may_again_when_it_is_heard() -> None:
@@ -392,7 +392,7 @@ def test_a_newcomer_misses_nothing_that_is_said_while_it_comes() -> None:
         room.say(f"w{slot % 3}", slot)
         room.wait(0.1)
         for life, one in room.meshes.items():
-            for wanting in one.donor.wanted:
+            for wanting in one.donor.waiting:
                 slab = np.zeros(100, np.float32)
                 slab[room.slots(life)] = 1
                 room.do(life, one.give(wanting, b"state", slab, dict(one.heard)))
@@ -411,7 +411,7 @@ def test_a_newcomer_misses_nothing_that_is_said_while_it_comes() -> None:
 
 def hand_all(room: Room) -> None:
     for life, mesh in list(room.meshes.items()):
-        for wanting in mesh.donor.wanted:
+        for wanting in mesh.donor.waiting:
             room.do(life, mesh.give(wanting, b"", np.ones(4, np.float32), mesh.heard))
 
 
@@ -434,7 +434,7 @@ def test_a_copy_is_adopted_when_the_others_have_heard_what_is_in_it() -> None:
     mesh = joined(room, 9)
     room.wait(1)
     donor, other = next(
-        (life, "w1" if life == "w0" else "w0") for life in ("w0", "w1") if room.meshes[life].donor.wanted
+        (life, "w1" if life == "w0" else "w0") for life in ("w0", "w1") if room.meshes[life].donor.waiting
     )
     room.rule = lambda sender, to, message: not (to == other and isinstance(message, p.Relay))
     room.say(donor, 1)
@@ -511,7 +511,7 @@ def test_a_newcomer_whose_donor_dies_asks_another() -> None:
     room.wait(1)
     mesh = joined(room, 9)
     room.wait(1)
-    donor = next(life for life, one in room.meshes.items() if one.donor.wanted)
+    donor = next(life for life, one in room.meshes.items() if one.donor.waiting)
     room.kill(donor)
     room.wait(8)
     hand_all(room)
@@ -541,7 +541,7 @@ def test_a_copy_that_lacks_what_nobody_keeps_is_not_handed_out() -> None:
     joined(room, 9)
     room.wait(1)
     assert room.meshes["w0"].give("w9", b"", np.zeros(1, np.float32), old) == []
-    assert room.meshes["w0"].donor.wanted == ["w9"]
+    assert room.meshes["w0"].donor.waiting == ["w9"]
 
 
 def test_a_newcomer_that_hears_nobody_with_a_model_begins_anew() -> None:

@@ -99,7 +99,7 @@ def test_one_that_is_asked_to_leave_tells_what_it_learned_and_gives_back_the_res
     leaver = peers.nodes[peers.lives[0]]  # which leads
     leaver.leave()
     peers.until_over()
-    assert leaver.left and leaver.may_go and not leaver.why and not leaver.ended
+    assert leaver.has_left and leaver.may_go and not leaver.why and not leaver.ended
     peers.check(720)
     learned = Counter(slot for replica in peers.replicas.values() for slot in replica.learned)
     assert max(learned.values()) == 1, "what it learned was not learned again"
@@ -116,9 +116,9 @@ def test_one_that_slept_leaves_when_those_who_went_on_without_it_can_have_called
     peers.world.pause(leaver.name, dead // 2 * MILLISECOND + SECOND)
     leaver.leave()
     peers.wait(dead // 2 + 2_000)
-    assert leaver.compute.is_idle and not leaver.left and not leaver.mesh.evicted
+    assert leaver.compute.is_idle and not leaver.has_left and not leaver.mesh.evicted
     peers.until_over()
-    assert leaver.left and not leaver.why
+    assert leaver.has_left and not leaver.why
     peers.check(720)
 
 
@@ -128,7 +128,7 @@ def test_one_that_cannot_compute_says_why_and_the_others_leave_it_alone(owned: b
     broken = peers.lives[1]
     peers.replicas[broken].breaks_at = 20
     peers.until_over()
-    assert peers.nodes[broken].left and peers.nodes[broken].why == "MemoryError: no room"
+    assert peers.nodes[broken].has_left and peers.nodes[broken].why == "MemoryError: no room"
     assert peers.nodes[peers.lives[0]].mesh.gone == {broken: "MemoryError: no room"}
     assert peers.nodes[peers.lives[0]].log.done == 360
     sent: list[str] = []

@@ -339,7 +339,7 @@ def summarise(
         "seconds": round(outcome.seconds, 4),
         "computing_seconds": round(outcome.computing, 4),
         "cpu_seconds": None if cost is None else round(cost[0], 2),
-        # including startup, like cpu_seconds
+        # including startup, like cpu_seconds; both since the run was last resumed
         "elapsed_seconds": None if cost is None else round(cost[1], 2),
         "steps": outcome.steps,
         "examples": outcome.examples,
@@ -356,7 +356,8 @@ def summarise(
         "stopped_because": outcome.why,
         "failed": outcome.failed,
         "machine": machine(),
-        "cores": next((event.cores for event in events if isinstance(event, Started)), None) or None,
+        # of the last span, like workers, servers and machine
+        "cores": next((event.cores for event in reversed(events) if isinstance(event, Started)), None) or None,
         **_counts(outcome, "workers lost", "servers lost", "coordinator restarts", "slots dealt again"),
         "slots_given_up": sum(isinstance(event, Voided) for event in events),
         **_counts(outcome, "second copies", "second copies first"),

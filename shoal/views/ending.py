@@ -39,7 +39,8 @@ def _values(record: RunRecord) -> Iterator[tuple[str, str]]:
     judged = facts["seconds"]
     later = "" if judged < 1.1 * facts["computing_seconds"] else f", judged after {format.duration(judged)}"
     yield "speed", f"{rows} in {seconds}{later}, {format.rate(facts['examples_per_second'])}, {facts['steps']:,} steps"
-    cost = [] if (cpu := format.number(facts.get("cpu_seconds"))) is None else [f"{cpu:,.1f} CPU seconds"]
+    since = " since it was last resumed" if facts.get("resumed") else ""
+    cost = [] if (cpu := format.number(facts.get("cpu_seconds"))) is None else [f"{cpu:,.1f} CPU seconds{since}"]
     if moved := facts["bytes_sent"] + facts["bytes_received"]:
         saved = (facts.get("handles") or {}).get("bytes_saved", 0)
         spared = f" ({format.size(saved)} of known keys were not sent again)" if saved >= 1e6 else ""

@@ -303,7 +303,7 @@ def costs(runs: Sequence[RunRecord]) -> Figure:
     shown = runs[:BARS]
     figure, (axes,) = draw.stack([0.9 + 0.5 * len(shown)])
     for shift, color, label, of in (
-        (-0.19, SERIES[0], "seconds", [one.run.seconds for one in shown]),
+        (-0.19, SERIES[0], "seconds", [one.lasted for one in shown]),
         (0.19, SERIES[1], "CPU seconds", [one.cpu or 0.0 for one in shown]),
     ):
         bars = axes.barh([row + shift for row in range(len(shown))], of, 0.36, color=color, label=label)

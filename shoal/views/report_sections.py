@@ -331,9 +331,11 @@ def _cost(runs: Sequence[RunRecord]) -> Section | None:
     rows = []
     for one, cpu in known:
         examples, elapsed = (format.number(one.summary.get(name)) for name in ("examples", "elapsed_seconds"))
+        if one.summary.get("resumed"):
+            examples = None  # these are of all spans, CPU seconds of the last one
         rows.append({
             "run": one.name,
-            "seconds": format.exact_seconds(one.run.seconds),
+            "seconds": format.exact_seconds(one.lasted),
             "CPU seconds": format.exact_seconds(cpu),
             "CPU seconds a second": f"{cpu / elapsed:,.2f}" if elapsed else "-",
             "for a million rows": f"{1e6 * cpu / examples:,.3g}" if examples else "-",

@@ -289,7 +289,14 @@ class RunRecord:
 
     @property
     def cpu(self) -> float | None:
+        """CPU seconds since it was last resumed."""
         return format.number(self.summary.get("cpu_seconds"))
+
+    @property
+    def lasted(self) -> float:
+        """Seconds of the span of ``cpu``."""
+        elapsed = format.number(self.summary.get("elapsed_seconds")) if self.summary.get("resumed") else None
+        return self.run.seconds if elapsed is None else elapsed
 
     @property
     def staleness(self) -> tuple[list[int], float, int, int] | None:

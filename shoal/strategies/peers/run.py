@@ -51,7 +51,6 @@ class PeerRun(TrackedRun):
         if self.resume is not None:
             check_left(self.resume, self.tracker.slots.per_pass)
             self.events.evaluations = self.resume.facts.standing.evaluations
-        self.tracker.counts["workers lost"] = 0  # also if it is resumed
         self._workers = PeerWorkers(job, self.dataset, self.resume, self._ended)
         self.resume = None  # it is as large as the model
         self._ends: deque[tuple[str, str]] = deque()  # names of our processes that ended, and why

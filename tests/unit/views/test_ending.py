@@ -86,3 +86,11 @@ def test_the_ending_is_aligned_and_no_word_is_broken(story: Any, width: int | No
     assert "6.4 CPU seconds, 135.0 MB moved (148.0 MB of known keys were not sent again)" in whole
     if width is not None:
         assert all(len(line) <= width for line in lines if str(tmp_path) not in line)
+
+
+def test_the_cpu_seconds_of_a_resumed_run_are_said_to_be_of_its_last_span(story: Any) -> None:
+    record = judged(story, [0.7, 0.4], BUSY)
+    record.summary = SUMMARY | {"resumed": 1}
+    assert any(
+        "6.4 CPU seconds since it was last resumed, 135.0 MB moved" in line for line in ending.lines(record, None)
+    )

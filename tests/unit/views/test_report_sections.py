@@ -334,3 +334,15 @@ def test_cpu_seconds_are_divided_by_the_time_in_which_they_were_spent_starting_i
         (table,) = by_title(sections([run]))["What it cost"].tables
         row = dict(zip(table.heads, table.rows[0], strict=True))
         assert row.get("CPU seconds a second", "-") == told  # what is not known has no column
+
+
+def test_of_a_resumed_run_cpu_seconds_stand_beside_the_seconds_of_their_span(story: Any) -> None:
+    summary = SUMMARY | {"cpu_seconds": 96.4, "elapsed_seconds": 64.0, "examples": 1_000_000}
+    rows = []
+    for resumed in (0, 1):
+        (table,) = by_title(sections([tell("one", list(story.run()), summary | {"resumed": resumed})]))[
+            "What it cost"
+        ].tables
+        rows.append(dict(zip(table.heads, table.rows[0], strict=True)))
+    assert (rows[0]["seconds"], rows[0]["for a million rows"]) == ("60", "96.4")
+    assert rows[1]["seconds"] == "64" and "for a million rows" not in rows[1], "the rows are of all spans"

@@ -7,12 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal.data.datasets import load
+from shoal.data.slots import Slots
 from shoal.errors import BadCheckpoint
 from shoal.events import RunEvent, Saved
 from shoal.job import Job
 from shoal.schedule.intervals import Intervals
+from shoal.strategies.peers.run import PeerRun
 from shoal.strategies.peers.run_log import RunLog, begin_of, check_left, snapshot_of
 from shoal.training.local_checkpoint import LocalCheckpoints, newest
+from shoal.training.run import RunStart
 from shoal.wire.messages.peers import EvaluationDone
 
 PER_PASS = 10
@@ -47,6 +51,21 @@ def test_a_run_of_peers_is_taken_up_with_its_slots_its_clock_and_its_patience(tm
     assert (kept.facts.standing.seconds, kept.facts.standing.sent) == (2.5, 11)
     with pytest.raises(BadCheckpoint, match="slots"):
         check_left(kept, PER_PASS - 1)
+
+
+def test_workers_that_were_lost_before_a_run_was_taken_up_are_counted(tmp_path: Path) -> None:
+    data = {"source": "rcv1-like", "rows": 200, "features": 1_000, "batch": 20}
+    job = Job.of({"data": data, "strategy": "peer-to-peer", "launch": {"how": "threads"}})
+    dataset = load(job.data, job.seed)
+    slots = Slots(dataset.train.rows, job.data.batch, job.seed).per_pass
+    log = RunLog(counted=Intervals([(0, slots)]))
+    found = snapshot_of(log.pack(), np.zeros(1_000, np.float32), slots, 1_000, {"workers lost": 1})
+    assert found is not None
+    LocalCheckpoints(tmp_path, job, "", lambda event: None).keep(*found)
+    kept, _ = newest(tmp_path / "checkpoints", job.identity)
+    run = PeerRun(RunStart(job, dataset, lambda event: None, None, kept))
+    assert run.tracker.counts["workers lost"] == 1
+    run.learner.release()
 
 
 def test_nothing_is_kept_of_a_run_that_has_learned_nothing() -> None:

@@ -336,7 +336,7 @@ class Server:
             outcome = work.on_memory_error()
         else:
             raise error
-        self._computations.extendleft(reversed(outcome.computations))  # follow-ups before later requests
+        self._computations.extendleft(reversed(outcome.computations))  # before later requests
         effects = outcome.effects + self._compute()
         if not self._computations and self._view_pending:
             self._view_pending = False

@@ -175,7 +175,7 @@ def test_every_key_is_in_one_half_and_what_cannot_be_cut_is_refused_with_the_rea
         with pytest.raises(ValueError, match=why):
             halved(table, segment, at, 7)
     moving = replace(table, places=[replace(table.places[0], filling="server-9"), table.places[1]])
-    with pytest.raises(ValueError, match="on their way"):
+    with pytest.raises(ValueError, match="are moving"):
         halved(moving, 1, 3, 7)
 
 

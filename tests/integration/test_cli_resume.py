@@ -76,7 +76,7 @@ def test_what_is_no_run_cannot_be_taken_up(home: Path) -> None:
     unfinished()
     assert "leave DATA and --out away" in refused("rows.svm", "--resume", "run")
     assert "leave DATA and --out away" in refused("--resume", "run", "--out", "other")
-    with pytest.raises(Invalid, match="leave data and out away"):
+    with pytest.raises(Invalid, match="leave out data and out"):
         shoal.train("rows.svm", resume="run")
 
 

@@ -175,8 +175,8 @@ class PeerEvents:
         tracker.seconds = max(tracker.seconds, status.seconds)
         for peer in status.peers:
             back = peer.life not in status.gone and peer.life in self.gone and not is_over(self.gone[peer.life])
-            # Its half did not give way if it holds the peer that said so for gone. A peer that slept
-            # lists all as before: it will hear who is gone.
+            # Its half did not give way if it holds the peer that said so for gone. A peer that
+            # slept lists all as before: it will hear who is gone.
             if back := back and self._said_by.get(peer.life) in status.gone:
                 del self.gone[peer.life]
             if back or peer.life not in self.names:

@@ -115,8 +115,15 @@ def lead_of(training: PeerRun) -> str:
 
 
 def is_here(training: PeerRun, name: str) -> bool:
-    """It has the model, and the others know it."""
+    """The others know it; it may still wait for the model."""
     return name in training.events.living
+
+
+def all_have_models(training: PeerRun) -> bool:
+    lives = [life for life in training.events.names if life not in training.events.gone]
+    with contextlib.suppress(Unanswered):
+        return all(training.observer.snapshot(life)[1] is not None for life in lives)
+    return False
 
 
 # ---------------------------------------------------------------- all at once
@@ -238,6 +245,7 @@ def test_half_of_the_peers_may_sleep_and_the_others_go_on() -> None:
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
         assert soon(lambda: len(training.events.living) == 4, 30), training.events.names
+        assert soon(lambda: all_have_models(training), 30), "the run ended before all had the model again"
 
     run = watch(job_of(**AS_SETTINGS, stop__epochs=30, emulate__per_example=4e-4), seen(act), 120)
     check(run, seen, living=4)

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from benchmarks import skew as skewed
 from benchmarks.harness import Bench, Cell, Columns, Option, Record, Report, Say, quiet, report, sheet
 from shoal.cluster.placement import POINTS_PER_SERVER, HashRing, Holders, point
-from shoal.cluster.rebalance import plan
+from shoal.cluster.rebalance_plan import plan
 from shoal.cluster.roster import Roster
 from shoal.errors import Invalid
 from shoal.limits import SEGMENTS_PER_SERVER

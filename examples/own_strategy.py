@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 import shoal
-from shoal.nodes.strategy import TABLE, ServerStrategy
+from shoal.nodes.server_strategy import TABLE, ServerStrategy
 from shoal.nodes.trainer import SlotStream
 from shoal.strategy import register
 from shoal.tables import Apply, Each

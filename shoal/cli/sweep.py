@@ -89,8 +89,8 @@ def _list(asked: Study, folder: Path, as_json: bool) -> None:
 
 def _show(found: Sweep, as_json: bool) -> bool:
     from shoal.errors import Invalid
-    from shoal.sweep.figures import figures
     from shoal.sweep.report import facts, printed, write_tables
+    from shoal.sweep.results import figures
 
     of = figures(found)
     write_tables(of, found.folder)
@@ -100,7 +100,7 @@ def _show(found: Sweep, as_json: bool) -> bool:
         console = make_console(140)
         console.print(printed(of, console.width))
     try:
-        from shoal.sweep.pictures import write_pictures
+        from shoal.sweep.plots import write_pictures
 
         write_pictures(of, found.folder)
     except Invalid as error:

@@ -10,4 +10,4 @@ Only the coordinator decides; all others get the view. Nothing here sends, sleep
 draws at random, so that all nodes with the same facts come to the same answer.
 """
 
-PUBLIC = ("groups", "membership_client", "move_settings", "placement", "rebalance", "roster")
+PUBLIC = ("groups", "membership_client", "move_settings", "placement", "rebalance_plan", "roster")

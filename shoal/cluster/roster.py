@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from shoal import limits
 from shoal.cluster import placement
 from shoal.cluster.placement import backup_for, halved, segments_of
-from shoal.cluster.rebalance import LoadStats, WantedMove, atomic_groups
+from shoal.cluster.rebalance_plan import LoadStats, WantedMove, atomic_groups
 from shoal.errors import Invalid
 from shoal.tables import Table, checked
 from shoal.timing import DEFAULT, TimingSettings

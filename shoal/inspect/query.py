@@ -23,7 +23,7 @@ from shoal.inspect.status import ADDRESS, PATIENCE, address_of, job_of, look_at,
 from shoal.keys import KeyRange, Keys, Values, as_range
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained, TrainedModule, trained
-from shoal.nodes.strategy import TABLE
+from shoal.nodes.server_strategy import TABLE
 from shoal.security.safety import Safety
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task

@@ -20,8 +20,8 @@ PUBLIC = (
     "resource_manager",
     "saved_store",
     "script",
+    "serverless_pool",
     "shared_memory",
     "torchrun",
-    "worker_pool",
     "worker_process",
 )  # for other packages; the other modules are private

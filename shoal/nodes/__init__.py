@@ -10,6 +10,6 @@ factory       builds the nodes of a run from its job: begin here
 
 PUBLIC = (
     "batches", "checkpointing", "coordinator", "drainable", "evaluator", "factory", "journal", "loop",
-    "membership_journal", "scheduler", "scheduler_journal", "scheduler_node", "server", "strategy",
+    "membership_journal", "scheduler", "scheduler_journal", "scheduler_node", "server", "server_strategy",
     "time_accounting", "trainer", "worker",
 )  # fmt: skip

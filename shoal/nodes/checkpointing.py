@@ -110,7 +110,7 @@ class CheckpointWriter:
         if not self.has_folder:
             return [Send(sender, m.Refusal(request, "setting", _NO_FOLDER))]
         if (sender, request) in self._waiting:
-            return [Send(sender, m.PushHeld(request, "the checkpoint that is being written"))]
+            return [Send(sender, m.RequestHeld(request, "the checkpoint that is being written"))]
         self._waiting.append((sender, request))
         self.soon()
         return []

@@ -20,7 +20,7 @@ from shoal.models.learner import Learner, LinearLearner, learner_of
 from shoal.nodes.batches import BatchCache, DenseBatches
 from shoal.nodes.checkpointing import CheckpointManager, CheckpointWriter
 from shoal.nodes.scheduler_journal import ScheduleState, counted_everywhere, to_begin_with
-from shoal.nodes.strategy import servers_strategy
+from shoal.nodes.server_strategy import servers_strategy
 
 if TYPE_CHECKING:
     from shoal.data.csr_file import CsrFile

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal import limits
-from shoal.cluster import rebalance
+from shoal.cluster import rebalance_plan
 from shoal.cluster.groups import may_send_away
 from shoal.cluster.move_settings import MoveSettings
-from shoal.cluster.rebalance import WantedMove
+from shoal.cluster.rebalance_plan import WantedMove
 from shoal.cluster.roster import NewReplica
 from shoal.events import LEFT, Handed, Leaving, Shared, Split
 from shoal.wire import coding
@@ -197,7 +197,7 @@ class Rebalancer:
         if balance == "load" and (split := self._split(staying, of)) is not None:
             return [*effects, *split]
         tables, in_flight = list(roster.tables.values()), self._in_flight()
-        wanted = rebalance.plan(
+        wanted = rebalance_plan.plan(
             tables, staying, leaving=leaving, loads=loads.rates, in_flight=in_flight, balance=balance
         )
         busy = {(one.source, one.target) for one in self._openings}
@@ -239,7 +239,7 @@ class Rebalancer:
     def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
         roster = of.roster
         tables = list(roster.tables.values())
-        found = rebalance.split(tables, servers, roster.loads.rates, roster.loads.halves, self._in_flight())
+        found = rebalance_plan.split(tables, servers, roster.loads.rates, roster.loads.halves, self._in_flight())
         if found is None or not roster.may_split(roster.tables[found.table]):
             return None
         if len(coding.encode(roster.view())) > limits.HEADER_BYTES // 2:

@@ -36,7 +36,7 @@ from shoal.nodes.scheduler_journal import (
     TrafficTotals,
     replayed,
 )
-from shoal.nodes.strategy import TABLE
+from shoal.nodes.server_strategy import TABLE
 from shoal.nodes.time_accounting import COMPUTE, IDLE, KINDS, WAIT
 from shoal.schedule.evaluations import Evaluations
 from shoal.schedule.intervals import Intervals, Runs, count, runs, spread

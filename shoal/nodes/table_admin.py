@@ -71,7 +71,7 @@ class TableAdmin:
         if key in self._answered:
             return [Send(sender, self._answered[key])]
         if any((one.sender, one.request) == key for one in self._pending):
-            return [Send(sender, m.PushHeld(change.request, self._waits_for(of)))]
+            return [Send(sender, m.RequestHeld(change.request, self._waits_for(of)))]
         if (number := self._changes.get(key)) is not None:  # a former life of ours did it
             table = next((one.name for one in of.roster.tables.values() if one.number == number), "")
             self._pending.append(TableChange(sender, change.request, of.roster.number, table, number))

@@ -18,7 +18,13 @@ from shoal.data.slots import SlotOrder
 from shoal.emulation import Slowdown
 from shoal.errors import Fenced, Invalid, ShoalError
 from shoal.models.learner import Learner
-from shoal.nodes.strategy import TABLE, TALLY, ServerStrategy, Slot, SlotRows
+from shoal.nodes.server_strategy import (
+    TABLE,
+    TALLY,
+    ServerStrategy,
+    Slot,
+    SlotRows,
+)
 from shoal.nodes.time_accounting import COMMUNICATE, IDLE, TimeAccounting
 from shoal.nodes.worker import Worker, is_rolling_back
 from shoal.schedule.intervals import runs, spread

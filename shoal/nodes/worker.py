@@ -13,7 +13,7 @@ from typing import Any
 from shoal import limits
 from shoal.cluster.membership_client import MembershipClient
 from shoal.errors import Closed, Refused, Unanswered
-from shoal.nodes.strategy import TABLE
+from shoal.nodes.server_strategy import TABLE
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
 from shoal.wire import messages as m

@@ -35,7 +35,7 @@ MAY: dict[type[m.Message], frozenset[str]] = {
     **dict.fromkeys((m.Append, m.Appended, m.Fill, m.Filled, m.Level, m.Levels, m.Adopt, m.Adopted), _SERVERS),
     **dict.fromkeys((m.Shrink, m.Full, m.Snapped, m.Opened), _SERVERS),
     # of each other's calls
-    **dict.fromkeys((m.Fence, m.SegmentsMoved, m.Rollback, m.Busy, m.Refusal, m.PushHeld, m.Done), _SERVERS),
+    **dict.fromkeys((m.Fence, m.SegmentsMoved, m.Rollback, m.Busy, m.Refusal, m.RequestHeld, m.Done), _SERVERS),
     **dict.fromkeys((m.Values, m.Called, m.Counted, m.Forgot, m.TableStatusReply), _NOBODY),
     **dict.fromkeys((m.View, m.Welcome, m.IncarnationOver, m.Alive, m.StatusReply, m.Release, m.Allowed), _NOBODY),
     **dict.fromkeys((m.Deal, m.EvaluateNow, m.Described, m.Fed, m.Dismissed, Allow), _NOBODY),

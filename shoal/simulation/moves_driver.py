@@ -31,7 +31,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from shoal.cluster import rebalance
+from shoal.cluster import rebalance_plan
 from shoal.events import End, Event, Handed, RunEvent
 from shoal.limits import COORDINATOR, MILLISECOND, SECOND
 from shoal.simulation.cluster import SimulatedCluster
@@ -313,7 +313,7 @@ class MovesDriver:
         servers = sorted(self.cluster.servers)
         if self.plan.balance != "count" or not servers:
             return ""
-        if wanted := rebalance.plan(self.cluster.tables(), servers, balance="count"):
+        if wanted := rebalance_plan.plan(self.cluster.tables(), servers, balance="count"):
             return f"{len(wanted)} segments should move, the first is {wanted[0]}"
         for table in self.cluster.tables():
             owned = Counter(dict.fromkeys(servers, 0) | Counter(place.servers[0] for place in table.places))

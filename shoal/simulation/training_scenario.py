@@ -26,7 +26,7 @@ from shoal.errors import ShoalError
 from shoal.events import Evaluated, RolledBack, Saved, Started, Stopped, Voided
 from shoal.keys import Values
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.strategy import TABLE, TALLY
+from shoal.nodes.server_strategy import TABLE, TALLY
 from shoal.schedule.intervals import spread
 from shoal.schedule.slot_queue import DEATHS
 from shoal.schedule.stop_rules import ENDLESS

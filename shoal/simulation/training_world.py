@@ -36,7 +36,7 @@ from shoal.nodes.factory import make_checkpoints, make_judge, make_table, make_t
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.scheduler_journal import JournalSnapshot, counted_everywhere
 from shoal.nodes.scheduler_node import SchedulerNode
-from shoal.nodes.strategy import TABLE, TALLY, Slot
+from shoal.nodes.server_strategy import TABLE, TALLY, Slot
 from shoal.nodes.trainer import SlotStream, Trainer
 from shoal.nodes.worker import Worker
 from shoal.schedule import stragglers

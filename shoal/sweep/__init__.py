@@ -1,7 +1,7 @@
 """Sweeps: a study of one question becomes runs, figures, pictures and findings.
 
 ``study`` (with ``grid``) reads the study, ``disk`` finds its existing runs, ``schedule``
-(with ``child``) runs the others, ``figures`` compares them. ``findings``, ``pictures`` and
+(with ``child``) runs the others, ``results`` compares them. ``findings``, ``plots`` and
 ``report`` show the result, ``show`` the progress.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 PUBLIC = (
     "disk",
-    "figures",
-    "pictures",
+    "plots",
     "report",
+    "results",
     "schedule",
     "show",
     "study",

@@ -19,9 +19,14 @@ from shoal.events import counted
 from shoal.files import replace_file
 from shoal.job import Job
 from shoal.sweep.disk import Sweep, others
-from shoal.sweep.figures import PointFigures, RunFigures, StudyFigures, figures
 from shoal.sweep.findings import active_table, all_at_work, paragraphs
-from shoal.sweep.pictures import pictures
+from shoal.sweep.plots import pictures
+from shoal.sweep.results import (
+    PointFigures,
+    RunFigures,
+    StudyFigures,
+    figures,
+)
 from shoal.views import format
 from shoal.views.axes import can_draw
 from shoal.views.page import Section, TableSection, compact

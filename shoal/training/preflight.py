@@ -17,7 +17,7 @@ from shoal.job import Job
 from shoal.models.learner import Learner
 from shoal.models.linear import Linear
 from shoal.nodes.factory import make_judge, make_table
-from shoal.nodes.strategy import servers_strategy
+from shoal.nodes.server_strategy import servers_strategy
 from shoal.store.checkpoint.manifest import Manifest
 from shoal.store.client.filtering import check_named
 from shoal.store.table.update import forgets

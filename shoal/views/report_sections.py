@@ -13,7 +13,15 @@ from itertools import groupby
 from typing import Any
 
 from shoal.events import Gone, Handed, Joined, Leaving, Linked, RolledBack, Saved, Split
-from shoal.views import event_line, explain, figures, format, graph, plots, timeline
+from shoal.views import (
+    event_line,
+    explain,
+    format,
+    graph,
+    plots,
+    savings,
+    timeline,
+)
 from shoal.views.axes import pictures
 from shoal.views.ending import NO_ADVICE, advise
 from shoal.views.event_line import MoveSummary
@@ -307,9 +315,9 @@ def _filters(runs: Sequence[RunRecord]) -> Section | None:
         return None
     words, rows = [], []
     for one, found in told:
-        said = figures.line(one.summary)
+        said = savings.line(one.summary)
         words.append(f"{one.name}: {said}." if len(runs) > 1 else f"{said[:1].upper()}{said[1:]}.")
-        ways = {way.replace("_", " "): figures.stages(found, way) for way in figures.WAYS}
+        ways = {way.replace("_", " "): savings.stages(found, way) for way in savings.WAYS}
         named = [name for name in ("lists by number",) if any(name in stages for stages in ways.values())]
         for name in [*named, *found["bytes"], "all together"]:
             row = {"run": one.name, "filter": name}

@@ -232,7 +232,7 @@ def treat(house: House, message: m.Message, arrays: m.Arrays) -> None:
     assert any(getattr(one, "request", None) == message.request for one in said)  # nobody is left without a word
     if house.contents() != before:
         assert isinstance(message, m.Push)
-        assert any(isinstance(one, m.Counted | m.Values | m.PushHeld) for one in said)
+        assert any(isinstance(one, m.Counted | m.Values | m.RequestHeld) for one in said)
     for one in said:
         coding.decode(coding.encode(one))  # and what it says can be said
 

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shoal.cluster import placement
-from shoal.cluster.rebalance import WantedMove, atomic_groups, plan, split
+from shoal.cluster.rebalance_plan import (
+    WantedMove,
+    atomic_groups,
+    plan,
+    split,
+)
 from shoal.limits import COPIES_WITHIN, LOAD_ABOVE, MOVE_BYTES
 from shoal.tables import Dense
 from shoal.wire.messages import Replicas, TablePlaces

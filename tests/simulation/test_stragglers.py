@@ -8,7 +8,7 @@ import pytest
 
 from shoal.events import Stopped
 from shoal.limits import SECOND
-from shoal.nodes.strategy import TABLE
+from shoal.nodes.server_strategy import TABLE
 from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.faults import STRAGGLING, Fault, FaultPlan, Stragglers
 from shoal.simulation.scenarios import Verdict

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from shoal.cli.main import main
 from shoal.events import RolledBack, Saved, Stopped
 from shoal.limits import SECOND
-from shoal.nodes.strategy import TABLE, TALLY
+from shoal.nodes.server_strategy import TABLE, TALLY
 from shoal.schedule.slot_queue import SlotQueue
 from shoal.simulation.faults import FaultPlan
 from shoal.simulation.reference import FIRST as FIRST_HAND

@@ -45,7 +45,7 @@ def test_hundreds_of_pushes_that_were_lost_at_once_are_all_counted_once(seed: in
         nonlocal dropped
         until.append(world.now + 300 * MILLISECOND) if not until else None
         ours = (sender == "ann" and lost != "answers" and isinstance(message, m.Push)) or (
-            to == "ann" and lost != "questions" and isinstance(message, m.Counted | m.PushHeld)
+            to == "ann" and lost != "questions" and isinstance(message, m.Counted | m.RequestHeld)
         )
         dropped += ours and world.now < until[0]
         return ours and world.now < until[0]

@@ -21,7 +21,7 @@ COLUMNS = 100  # of prose
 CIRCLES = [
     {"shoal.nodes.checkpointing", "shoal.nodes.coordinator", "shoal.nodes.rebalancer", "shoal.nodes.table_admin"},
     {"shoal.nodes.scheduler", "shoal.nodes.scheduler_journal"},
-    {"shoal.nodes.strategy", "shoal.nodes.trainer", "shoal.nodes.worker"},
+    {"shoal.nodes.server_strategy", "shoal.nodes.trainer", "shoal.nodes.worker"},
 ]
 
 

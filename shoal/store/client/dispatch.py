@@ -6,7 +6,7 @@ a placement change, only the requests that it affects go again, to the servers t
 now, in their original order:
 
     its server has left                      at once
-    its server holds it back (``PushHeld``)  at once: it drops those who wait with the segments
+    its server holds it back (``RequestHeld``)  at once: it drops those who wait with the segments
     its server's segments have changed       when it refuses (``SegmentsMoved``) or a resend is due
     its server holds what it held            never: request and answer stay valid
 
@@ -167,7 +167,7 @@ class Dispatcher:
         effects: list[Effect] = []
         session, pending = self._session, self.inflight.requests[request]
         match message:
-            case m.PushHeld(_, waits):
+            case m.RequestHeld(_, waits):
                 op.task.waits_for = f"{sender}: {waits}"
                 op.task.held = op.task.held or now
                 if self.inflight.held(now, request):

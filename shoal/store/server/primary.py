@@ -473,7 +473,7 @@ class Primary(SegmentState):
         self.counts["waited"] += request.id not in self._waiting_pulls
         self._waiting_pulls[request.id] = request
         request.notified_at = now
-        return HandlerResult([Send(request.client, m.PushHeld(request.message.request, self._waits_for(request)))])
+        return HandlerResult([Send(request.client, m.RequestHeld(request.message.request, self._waits_for(request)))])
 
     def _may_pull(self, request: PendingRequest) -> bool:
         message = request.message
@@ -652,7 +652,7 @@ class Primary(SegmentState):
         for request in self._waiting_pulls.values():
             if now - request.notified_at >= self.log.timing.notice:
                 request.notified_at = now
-                effects.append(Send(request.client, m.PushHeld(request.message.request, self._waits_for(request))))
+                effects.append(Send(request.client, m.RequestHeld(request.message.request, self._waits_for(request))))
         for request in self._replicating.values():
             if now - request.notified_at >= self.log.timing.notice:
                 effects += self._notify_replicating(now, request).effects
@@ -685,12 +685,12 @@ class Primary(SegmentState):
 
     def _notify_replicating(self, now: int, request: PendingRequest) -> HandlerResult:
         request.notified_at = now
-        return HandlerResult([Send(request.client, m.PushHeld(request.message.request, self.log.waits_for()))])
+        return HandlerResult([Send(request.client, m.RequestHeld(request.message.request, self.log.waits_for()))])
 
     def _notify_held(self, now: int, step: int, request: PendingRequest) -> Effect:
         request.notified_at = now
         oldest = int(self.version.min())
-        return Send(request.client, m.PushHeld(request.message.request, self._missing_slots(min(step, oldest), "")))
+        return Send(request.client, m.RequestHeld(request.message.request, self._missing_slots(min(step, oldest), "")))
 
     def _missing_slots(self, step: int, lead: str) -> str:
         opened = self._open_steps.get(step)

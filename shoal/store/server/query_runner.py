@@ -109,7 +109,7 @@ class PendingCalls:
         self._calls.clear()
 
     def notice(self, sender: str, call: m.Call) -> Effect:
-        return Send(sender, m.PushHeld(call.request, f"question {call.name!r}, which is running"))
+        return Send(sender, m.RequestHeld(call.request, f"question {call.name!r}, which is running"))
 
 
 def _answer(sender: str, call: m.Call, run: Callable[[], Found]) -> Effect:

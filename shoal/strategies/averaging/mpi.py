@@ -36,7 +36,7 @@ from shoal.errors import Invalid, RankLost
 from shoal.events import counted
 from shoal.launch.mpirun_rank import OURS, REFUSED, MpirunRank, rank, refuse
 from shoal.launch.process_main import ProcessMessage, flush, state_of
-from shoal.launch.worker_pool import PoolWorkerSpec, name_of
+from shoal.launch.serverless_pool import PoolWorkerSpec, name_of
 from shoal.models.linear import Floats
 
 if TYPE_CHECKING:

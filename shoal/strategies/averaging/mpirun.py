@@ -35,8 +35,8 @@ from shoal.job import Job
 from shoal.launch.mpirun_rank import OURS, rank
 from shoal.launch.process_main import ProcessMessage
 from shoal.launch.process_pool import ExitReasons
+from shoal.launch.serverless_pool import name_of
 from shoal.launch.torchrun import is_ours
-from shoal.launch.worker_pool import name_of
 from shoal.nodes.evaluator import Judgement
 from shoal.strategies.averaging.mpi import needs_mpi, take_part, world
 from shoal.training.preflight import check

@@ -35,7 +35,12 @@ from shoal.launch.cluster import Cluster
 from shoal.launch.local import ThreadCluster
 from shoal.launch.process_main import Process, ProcessOrders, transport_of
 from shoal.launch.processes import ProcessCluster, safety_of
-from shoal.launch.worker_pool import BY_ITSELF, PoolWorkerSpec, WorkerPool, name_of
+from shoal.launch.serverless_pool import (
+    BY_ITSELF,
+    PoolWorkerSpec,
+    WorkerPool,
+    name_of,
+)
 from shoal.launch.worker_process import number_of
 from shoal.models import needs_torch
 from shoal.models.linear import Floats

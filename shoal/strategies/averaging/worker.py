@@ -25,7 +25,7 @@ from shoal.data.batch import Ids
 from shoal.data.slots import Slots
 from shoal.errors import BadValues, RanksDiffer
 from shoal.job import Job
-from shoal.launch.worker_pool import PoolWorkerSpec, name_of
+from shoal.launch.serverless_pool import PoolWorkerSpec, name_of
 from shoal.models.learner import Data, Learner, learner_of
 from shoal.models.linear import Floats
 from shoal.models.torch_module import Module

@@ -33,7 +33,7 @@ from shoal.models.block_margins import BlockMargins
 from shoal.models.columns import SOLVED, CscColumns
 from shoal.models.learner import Learner, LinearLearner
 from shoal.models.linear import Linear
-from shoal.nodes.strategy import TABLE, ServerStrategy, Slot
+from shoal.nodes.server_strategy import TABLE, ServerStrategy, Slot
 from shoal.store.client.task import Task
 from shoal.strategies.block_proximal.order import BlockOrder
 from shoal.strategies.parameter_server.algorithm import is_newer, settle

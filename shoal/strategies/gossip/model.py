@@ -24,7 +24,7 @@ from shoal.data.slots import Slots
 from shoal.data.split import assign, count
 from shoal.errors import BadValues, Invalid
 from shoal.job import Job
-from shoal.launch.worker_pool import PoolWorkerSpec
+from shoal.launch.serverless_pool import PoolWorkerSpec
 from shoal.models.learner import Data, Learner, learner_of
 from shoal.strategies.gossip import Gossip
 from shoal.training.local_checkpoint import is_finite

@@ -20,7 +20,7 @@ import numpy as np
 from shoal.data.batch import Ids
 from shoal.errors import Invalid
 from shoal.job import Job
-from shoal.launch.worker_pool import LOOK, PoolRun, name_of
+from shoal.launch.serverless_pool import LOOK, PoolRun, name_of
 from shoal.launch.worker_process import number_of
 from shoal.models.linear import Floats, Linear
 from shoal.strategies.hogwild import CURSOR, LIMIT, STOP, Hogwild, lost

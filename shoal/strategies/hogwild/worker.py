@@ -33,8 +33,13 @@ from shoal.data.packed import sparse
 from shoal.data.slots import Slots
 from shoal.errors import Invalid, StartFailed
 from shoal.job import Job
+from shoal.launch.serverless_pool import (
+    BY_ITSELF,
+    PoolWorkerSpec,
+    WorkerPool,
+    name_of,
+)
 from shoal.launch.shared_memory import SharedLayout, SharedMemory, open_of
-from shoal.launch.worker_pool import BY_ITSELF, PoolWorkerSpec, WorkerPool, name_of
 from shoal.launch.worker_process import number_of
 from shoal.models.learner import Data, Learner, learner_of
 from shoal.models.linear import Linear

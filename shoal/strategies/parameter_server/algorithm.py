@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.errors import BadValues, Invalid
 from shoal.limits import ADMIT, SLOTS_PER_STEP
-from shoal.nodes.strategy import TABLE, ServerStrategy, Slot, SlotRows
+from shoal.nodes.server_strategy import (
+    TABLE,
+    ServerStrategy,
+    Slot,
+    SlotRows,
+)
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
 from shoal.strategy import register

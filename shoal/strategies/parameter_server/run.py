@@ -37,7 +37,7 @@ from shoal.nodes.evaluator import Evaluator
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
 from shoal.nodes.scheduler_journal import JournalSnapshot, ScheduleState
-from shoal.nodes.strategy import TABLE
+from shoal.nodes.server_strategy import TABLE
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
 from shoal.store.checkpoint.manifest import Manifest

@@ -29,7 +29,7 @@ from shoal.errors import ClusterError, StartFailed
 from shoal.events import counted
 from shoal.job import Job
 from shoal.launch.process_main import Process, ProcessMessage, ProcessOrders
-from shoal.launch.worker_pool import PoolWorkerSpec, WorkerPool, name_of
+from shoal.launch.serverless_pool import PoolWorkerSpec, WorkerPool, name_of
 from shoal.models.learner import learner_of
 from shoal.models.linear import Linear
 from shoal.nodes.loop import Loop

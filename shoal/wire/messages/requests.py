@@ -128,7 +128,7 @@ class Counted(Numbered, frozen=True, tag="counted"):
     part: bool = False  # new in some segments only: others had it before
 
 
-class PushHeld(Numbered, frozen=True, tag="held"):
+class RequestHeld(Numbered, frozen=True, tag="held"):
     """Server: "I have it, and it waits for this"."""
 
     waits: str
@@ -179,6 +179,6 @@ class Refusal(Numbered, frozen=True, tag="no"):
 
 
 RequestMessage = (
-    Push | Pull | Call | Park | TableStatusRequest | Values | Called | Counted | Forgot | PushHeld | TableStatusReply | Fence
+    Push | Pull | Call | Park | TableStatusRequest | Values | Called | Counted | Forgot | RequestHeld | TableStatusReply | Fence
     | SegmentsMoved | Rollback | Busy | Refusal
 )  # fmt: skip

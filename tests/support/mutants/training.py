@@ -16,7 +16,7 @@ from shoal.nodes.evaluator import EvaluationOrder, Evaluator
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.scheduler_journal import ScheduleState
 from shoal.nodes.scheduler_node import SchedulerNode
-from shoal.nodes.strategy import Slot, SlotRows
+from shoal.nodes.server_strategy import Slot, SlotRows
 from shoal.nodes.trainer import SlotStream, Trainer
 from shoal.nodes.worker import Worker
 from shoal.schedule.evaluations import Evaluations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf, nan
 
-from shoal.cluster.rebalance import LoadStats
+from shoal.cluster.rebalance_plan import LoadStats
 from shoal.limits import LOAD_LEAST, LOAD_PATIENCE, LOAD_STEADY
 from shoal.tables import Dense
 from shoal.timing import DEFAULT

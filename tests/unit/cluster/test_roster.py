@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal import limits
-from shoal.cluster.rebalance import WantedMove
+from shoal.cluster.rebalance_plan import WantedMove
 from shoal.cluster.roster import Roster
 from shoal.errors import Invalid
 from shoal.limits import SECOND

@@ -328,7 +328,7 @@ def test_a_create_that_is_sent_again_is_not_done_twice() -> None:
     office = Office()
     office.join("ann")
     office.create(1)
-    assert answers(office.create(1)) == [m.PushHeld(1, "ann")]  # whom it waits for
+    assert answers(office.create(1)) == [m.RequestHeld(1, "ann")]  # whom it waits for
     office.beat("ann", 1)
     assert answers(office.create(1)) == [m.Done(1)]
     assert office.coordinator.roster.tables_made == 1

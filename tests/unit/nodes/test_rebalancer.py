@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shoal import limits
-from shoal.cluster.rebalance import WantedMove
+from shoal.cluster.rebalance_plan import WantedMove
 from shoal.data.datasets import Dataset, load
 from shoal.events import Gone, Handed, Joined, Leaving, Shared, Warned
 from shoal.job import Job
@@ -24,7 +24,7 @@ from shoal.nodes.drainable import DrainableNode
 from shoal.nodes.rebalancer import OpeningMove, Rebalancer
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.server import Server
-from shoal.nodes.strategy import TABLE
+from shoal.nodes.server_strategy import TABLE
 from shoal.store.server.table_server import TableServer
 from shoal.tables import Dense
 from shoal.wire import messages as m

@@ -49,7 +49,7 @@ def test_only_who_is_of_its_group_has_a_checkpoint_made(node: SchedulerNode, str
     node.handle(NOW, Received("b/launcher", m.Save(7)))
     assert node.writer._requested
     assert [type(one) for one in said(node.handle(NOW, Received("b/launcher", m.Save(7))), "b/launcher")] == [
-        m.PushHeld
+        m.RequestHeld
     ]
 
 

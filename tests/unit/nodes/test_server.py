@@ -208,7 +208,7 @@ def test_whoever_waits_for_what_is_given_away_is_told_to_ask_by_the_new_view() -
     enter = {"incarnation": 12, "sender": "eve", "view": 5}
     made.pull([1], enter=True, **enter)
     ((_, held),) = made.pull([1], clock=3, **enter)
-    assert isinstance(held, m.PushHeld)
+    assert isinstance(held, m.RequestHeld)
     told = made.feed(Received("coordinator", moved_to(6, "ann", "bob", since=(1, 6))))
     assert ("eve", m.SegmentsMoved(held.request, 6)) in told
 
@@ -240,7 +240,7 @@ def test_parking_is_answered_and_releases_who_waits() -> None:
     made = hall()
     made.pull([1], enter=True, sender="eve", incarnation=EVE)
     ((_, answer),) = made.pull([1], clock=3)
-    assert answer == m.PushHeld(2, "eve at step 0")
+    assert answer == m.RequestHeld(2, "eve at step 0")
     said = made.feed(Received("eve", m.Park(3, EVE, 5, 0)))
     assert said == [("eve", m.Done(3)), ("dan", m.Values(2, 1, [0]))]
 
@@ -261,7 +261,7 @@ def test_who_waits_is_told_for_whom_every_second() -> None:
     for _ in range(40):
         made.now += SECOND // 10
         told += made.feed(Tick())
-    assert told == [("dan", m.PushHeld(2, "eve at step 0"))] * len(told)
+    assert told == [("dan", m.RequestHeld(2, "eve at step 0"))] * len(told)
     assert 3 <= len(told) <= 4
 
 

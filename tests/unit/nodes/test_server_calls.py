@@ -86,14 +86,14 @@ def test_a_question_of_a_users_own_is_asked_off_the_loop_once_however_often_it_i
         return len(keys)
 
     house = House()
-    held = m.PushHeld(1, "question 'slow', which is running")
+    held = m.RequestHeld(1, "question 'slow', which is running")
     assert house.call("slow") == [held]
     assert house.call("slow") == [held]  # sent again
     assert house.call("slow", request=2) == []  # another one waits,
-    assert house.call("slow", request=2) == [m.PushHeld(2, held.waits)]  # and is told so when it asks again
+    assert house.call("slow", request=2) == [m.RequestHeld(2, held.waits)]  # and is told so when it asks again
     house.now += DEFAULT.notice
     assert held in house.feed(Tick())
-    assert house.compute() == [m.Called(1, [4.0]), m.PushHeld(2, held.waits)]
+    assert house.compute() == [m.Called(1, [4.0]), m.RequestHeld(2, held.waits)]
     assert house.compute() == [m.Called(2, [4.0])]
     assert ran == [4, 4] and not house.asked
 

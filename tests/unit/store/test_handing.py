@@ -323,7 +323,7 @@ def test_a_pull_that_need_not_wait_any_more_by_the_very_view_that_takes_a_segmen
     facts: dict[str, Any] = {"request": 1, "table": 1, "view": 1, "generation": 0, "incarnation": ANN, "clock": 5}
     pull = m.Pull(**facts, entered=0, spell=0, first=0, last=2, count=ROWS)
     assert isinstance(
-        answer(table_server.primary.pull(0, "ann", pull, (np.arange(ROWS, dtype=np.uint64),))), m.PushHeld
+        answer(table_server.primary.pull(0, "ann", pull, (np.arange(ROWS, dtype=np.uint64),))), m.RequestHeld
     )
     free = Dense(rows=ROWS, update=Sum(), apply=Step(slots=1), max_delay=None)
     outcome = table_server.apply_placement(1, handed(free, "ab", "b", 2), SERVERS, 2)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from shoal.sweep.disk import Sweep
-from shoal.sweep.figures import AxisScale, figures
 from shoal.sweep.findings import paragraphs
 from shoal.sweep.grid import axes_of
-from shoal.sweep.pictures import _time, pictures, write_pictures
+from shoal.sweep.plots import _time, pictures, write_pictures
 from shoal.sweep.report import points_table, sections, write_tables
+from shoal.sweep.results import AxisScale, figures
 from shoal.sweep.study import PlannedRun
 
 Make = Callable[..., Sweep]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from shoal.sweep.disk import Sweep
-from shoal.sweep.figures import figures
 from shoal.sweep.findings import paragraphs
-from shoal.sweep.pictures import write_pictures
+from shoal.sweep.plots import write_pictures
 from shoal.sweep.report import points_table, write_tables
+from shoal.sweep.results import figures
 from shoal.sweep.study import PlannedRun
 
 Make = Callable[..., Sweep]

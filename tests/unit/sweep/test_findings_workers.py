@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from shoal.sweep.disk import Sweep
-from shoal.sweep.figures import figures
 from shoal.sweep.findings import active_table, paragraphs
-from shoal.sweep.pictures import write_pictures
+from shoal.sweep.plots import write_pictures
 from shoal.sweep.report import points_table, printed, sections, write_tables
+from shoal.sweep.results import figures
 from shoal.sweep.study import PlannedRun
 
 Make = Callable[..., Sweep]

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from shoal.sweep.disk import PointResult, Sweep
-from shoal.sweep.figures import figures
 from shoal.sweep.report import printed
+from shoal.sweep.results import figures
 from shoal.sweep.schedule import estimate
 from shoal.sweep.show import (
     SweepProgress,

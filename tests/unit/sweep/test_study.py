@@ -15,7 +15,7 @@ from shoal.job import Job
 from shoal.settings import changed
 from shoal.sweep.disk import identity
 from shoal.sweep.grid import axes_of, points_of
-from shoal.sweep.pictures import _limit
+from shoal.sweep.plots import _limit
 from shoal.sweep.schedule import check_here
 from shoal.sweep.study import Study
 

@@ -163,7 +163,7 @@ EXAMPLES: list[m.Message] = [
     m.Forgot(1),
     m.Call(1, 2, 3, 4, "nonzeros", {"above": 0.5}, 0, 10),
     m.Called(1, [0.5, 2.0]),
-    m.PushHeld(1, "bob at step 3"),
+    m.RequestHeld(1, "bob at step 3"),
     m.TableStatusReply(1, {"rows": 1 << 40}, [0, 1]),
     m.Fence(0, 1),
     m.SegmentsMoved(1, 2),
@@ -317,10 +317,10 @@ def test_deep_nesting_is_no_message(opening: bytes) -> None:
 
 
 def test_a_header_that_is_too_long_is_not_even_looked_at() -> None:
-    fits = coding.encode(m.PushHeld(1, "x" * (HEADER_BYTES - 100)))
+    fits = coding.encode(m.RequestHeld(1, "x" * (HEADER_BYTES - 100)))
     assert coding.decode(fits)
     with pytest.raises(WireError, match="a header of"):
-        coding.decode(coding.encode(m.PushHeld(1, "x" * HEADER_BYTES)))
+        coding.decode(coding.encode(m.RequestHeld(1, "x" * HEADER_BYTES)))
 
 
 def test_too_many_arrays_are_refused() -> None:

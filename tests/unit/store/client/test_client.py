@@ -408,7 +408,7 @@ def test_what_a_server_holds_leaves_the_window(monkeypatch: pytest.MonkeyPatch) 
     task = desk.client.push("sparse", [1, 2], [1, 1])
     desk.client.push("sparse", [3, 4], [1, 1])
     (one,) = desk.submit()
-    held = m.PushHeld(one.message.request, "slots 1 of step 0")
+    held = m.RequestHeld(one.message.request, "slots 1 of step 0")
     (two,) = desk.answer(one, held)
     assert task.waits_for == "ann: slots 1 of step 0"
     assert desk.answer(one, held) == []

@@ -137,11 +137,11 @@ def test_one_that_was_asked_by_the_newest_view_is_not_asked_once_more() -> None:
 def test_what_is_kept_back_by_one_whose_segments_changed_is_sent_again_at_once() -> None:
     desk = Desk(FIRST)
     _, letters = desk.push(5, 15, 25)
-    desk.says(letters["a"], m.PushHeld(letters["a"].message.request, "its turn"))
+    desk.says(letters["a"], m.RequestHeld(letters["a"].message.request, "its turn"))
     assert keys(desk.takes(view(2, "adbc", (1, 2, 1, 1)))) == {"a": [5], "d": [15]}
     _, later = desk.push(6)
     desk.takes(view(3, "ddbc", (3, 2, 1, 1)))
-    assert keys(desk.says(later["a"], m.PushHeld(later["a"].message.request, "its turn"))) == {"d": [6]}
+    assert keys(desk.says(later["a"], m.RequestHeld(later["a"].message.request, "its turn"))) == {"d": [6]}
 
 
 def test_who_is_gone_is_not_waited_for() -> None:

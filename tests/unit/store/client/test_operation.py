@@ -122,7 +122,7 @@ def test_who_is_told_that_it_is_being_asked_waits_and_who_hears_nothing_does_not
     task = desk.call(keys=slice(0, 5))
     for _ in range(30):
         desk.now += DEFAULT.notice
-        desk.answer(0, m.PushHeld, waits="question 'count', which is being asked")
+        desk.answer(0, m.RequestHeld, waits="question 'count', which is being asked")
         desk.take(desk.client.tick(desk.now))
     assert len(desk.sent) == 1 and "being asked" in task.waits_for
     for _ in range(30):

@@ -240,7 +240,7 @@ def test_a_pull_waits_for_the_slowest_worker_and_is_answered_when_it_catches_up(
     house.enter(ANN)
     house.enter(BOB)
     house.push(ANN, 0, [1], [1], step=1)
-    assert house.pull(ANN, [1], clock=1) == [m.PushHeld(4, "bob at step 0")]
+    assert house.pull(ANN, [1], clock=1) == [m.RequestHeld(4, "bob at step 0")]
     assert house.push(BOB, 0, [1], [10], step=1) == [m.Counted(5, new=True), m.Values(4, 1, [2])]
     assert house.arrays[1][0].tolist() == [11]  # both steps are in it
     assert house.fact("waited") == 1
@@ -252,7 +252,7 @@ def test_a_pull_may_run_ahead_by_the_delay() -> None:
     house.enter(ANN)
     house.enter(BOB)
     assert isinstance(house.pull(ANN, [1], clock=2)[0], m.Values)
-    assert isinstance(house.pull(ANN, [1], clock=3)[0], m.PushHeld)
+    assert isinstance(house.pull(ANN, [1], clock=3)[0], m.RequestHeld)
     assert isinstance(house.pull(ANN, [1])[0], m.Values)  # no clock: as it is now
 
 
@@ -289,7 +289,7 @@ def test_a_pull_is_released_when_the_bound_is_widened() -> None:
     house = each(max_delay=0)
     house.enter(ANN)
     house.enter(BOB)
-    assert isinstance(house.pull(ANN, [1], clock=3)[0], m.PushHeld)
+    assert isinstance(house.pull(ANN, [1], clock=3)[0], m.RequestHeld)
     wider = Dense(rows=16, update=Sum(), max_delay=3)
     assert house.answers(house.segments.set_delay(wider)) == [m.Values(3, 1, [0])]
 
@@ -332,7 +332,7 @@ def test_the_pull_half_of_a_push_pull_waits_like_any_pull() -> None:
     house = each(max_delay=0)
     house.enter(ANN)
     house.enter(BOB)
-    assert house.push(ANN, 0, [1], [1], step=1, pull=True, clock=1) == [m.PushHeld(3, "bob at step 0")]
+    assert house.push(ANN, 0, [1], [1], step=1, pull=True, clock=1) == [m.RequestHeld(3, "bob at step 0")]
     assert house.push(BOB, 0, [1], [10], step=1) == [m.Counted(4, new=True), m.Values(3, 1, [2])]
     assert house.arrays[1][0].tolist() == [11]
 
@@ -369,8 +369,8 @@ def test_versions_are_told_one_by_one_where_segments_differ() -> None:
 @INLINE_OR_HANDED_OUT
 def test_slots_are_held_and_answered_when_the_step_closes(inline: int) -> None:
     house = steps(slots=3, inline=inline)
-    assert house.push(ANN, 2, [1], [4]) == [m.PushHeld(1, "slots 0, 1 of step 0")]
-    assert house.push(BOB, 0, [1], [1]) == [m.PushHeld(2, "slots 1 of step 0")]
+    assert house.push(ANN, 2, [1], [4]) == [m.RequestHeld(1, "slots 0, 1 of step 0")]
+    assert house.push(BOB, 0, [1], [1]) == [m.RequestHeld(2, "slots 1 of step 0")]
     assert house.contents() == {}
     assert house.fact("held") == 2
     done = house.push(ANN, 1, [9], [2])
@@ -395,7 +395,7 @@ def test_a_slot_that_is_sent_again_is_held_once_and_answered_once_for_each_reque
 def test_steps_are_taken_in_order() -> None:
     house = steps()
     house.push(ANN, 2, [1], [100])
-    assert house.push(ANN, 3, [1], [100])[-1] == m.PushHeld(2, "step 0, of which no slot is here")
+    assert house.push(ANN, 3, [1], [100])[-1] == m.RequestHeld(2, "step 0, of which no slot is here")
     assert house.contents() == {}
     house.push(ANN, 0, [1], [1])
     assert house.push(ANN, 1, [1], [1]) == [m.Counted(n, new=True) for n in (3, 4, 1, 2)]  # and then the second at once
@@ -405,7 +405,7 @@ def test_steps_are_taken_in_order() -> None:
 
 def test_a_pull_for_a_step_waits_for_the_version_and_not_for_clocks() -> None:
     house = steps(slots=1)
-    assert house.pull(ANN, [1], clock=1) == [m.PushHeld(1, "version 1: step 0, of which no slot is here")]
+    assert house.pull(ANN, [1], clock=1) == [m.RequestHeld(1, "version 1: step 0, of which no slot is here")]
     assert house.push(BOB, 0, [1], [1]) == [m.Counted(2, new=True), m.Values(1, 1, [1])]
     assert house.arrays[1][0].tolist() == [1]
 
@@ -413,7 +413,7 @@ def test_a_pull_for_a_step_waits_for_the_version_and_not_for_clocks() -> None:
 def test_a_pull_for_a_step_may_be_behind_by_the_delay() -> None:
     house = steps(slots=1, max_delay=2)
     assert isinstance(house.pull(ANN, [1], clock=2)[0], m.Values)
-    assert house.pull(ANN, [1], clock=3) == [m.PushHeld(2, "version 1: step 0, of which no slot is here")]
+    assert house.pull(ANN, [1], clock=3) == [m.RequestHeld(2, "version 1: step 0, of which no slot is here")]
     assert isinstance(steps(slots=1, max_delay=None).pull(ANN, [1], clock=50)[0], m.Values)
 
 
@@ -428,7 +428,7 @@ def test_a_pull_reads_a_step_whole_or_not_at_all() -> None:
 
 def test_push_pull_of_a_slot_brings_back_the_step_it_was_part_of() -> None:
     house = steps()
-    assert house.push(ANN, 0, [1], [1], pull=True, clock=1) == [m.PushHeld(1, "slots 1 of step 0")]
+    assert house.push(ANN, 0, [1], [1], pull=True, clock=1) == [m.RequestHeld(1, "slots 1 of step 0")]
     assert house.push(BOB, 1, [1], [2], pull=True, clock=1) == [m.Values(1, 1, [1]), m.Values(2, 1, [1])]
     assert [arrays[0].tolist() for arrays in house.arrays] == [[3], [3]]
 
@@ -447,7 +447,7 @@ def test_the_last_step_of_a_pass_closes_with_fewer_slots() -> None:
     for number in range(3):
         house.push(ANN, number, [1], [1])
     assert house.fact("version") == 2
-    assert house.push(ANN, 0, [1], [1], stream=1) == [m.PushHeld(4, "slots 1 of step 2")]  # the next pass
+    assert house.push(ANN, 0, [1], [1], stream=1) == [m.RequestHeld(4, "slots 1 of step 2")]  # the next pass
 
 
 def test_a_step_may_close_in_some_segments_before_others() -> None:
@@ -457,7 +457,7 @@ def test_a_step_may_close_in_some_segments_before_others() -> None:
     assert house.contents() == {8: [3]}
     assert house.segments.version.tolist() == [0, 1, 0]
     assert isinstance(house.pull(ANN, [8], clock=1, first=2, last=3)[0], m.Values)
-    assert isinstance(house.pull(ANN, [1], clock=1, first=0, last=1)[0], m.PushHeld)
+    assert isinstance(house.pull(ANN, [1], clock=1, first=0, last=1)[0], m.RequestHeld)
     said = house.push(ANN, 1, [1, 8, 12], [5, 2, 7])
     assert [type(one) for one in said] == [m.Counted, m.Counted, m.Values]  # slot 0, slot 1, and the pull that waited
     assert house.contents() == {1: [6], 8: [3], 12: [7]}
@@ -468,16 +468,16 @@ def test_far_ahead_of_the_oldest_open_step_a_slot_is_told_to_come_later() -> Non
     house = steps(slots=1)
     why = f"step {limits.STEPS_AHEAD} is too far ahead of step 0, of which no slot is here"
     assert house.push(ANN, limits.STEPS_AHEAD, [1], [1]) == [m.Busy(1, limits.BUSY_RETRY, why)]
-    assert isinstance(house.push(ANN, limits.STEPS_AHEAD - 1, [1], [1])[0], m.PushHeld)
+    assert isinstance(house.push(ANN, limits.STEPS_AHEAD - 1, [1], [1])[0], m.RequestHeld)
     assert house.fact("busy") == 1
 
 
 def test_with_much_held_only_the_oldest_open_step_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HELD_BYTES", 7)
     house = steps(slots=2)
-    assert isinstance(house.push(ANN, 2, [1, 2], [1, 1])[0], m.PushHeld)
+    assert isinstance(house.push(ANN, 2, [1, 2], [1, 1])[0], m.RequestHeld)
     assert isinstance(house.push(ANN, 3, [1], [1])[0], m.Busy)
-    assert isinstance(house.push(ANN, 0, [1], [1])[0], m.PushHeld)
+    assert isinstance(house.push(ANN, 0, [1], [1])[0], m.RequestHeld)
     assert house.push(ANN, 1, [1], [1]) == [m.Counted(3, new=True), m.Counted(4, new=True)]
     assert isinstance(house.push(ANN, 3, [1], [1])[0], m.Counted)
 
@@ -542,7 +542,7 @@ def test_who_waits_is_told_every_second_for_whom() -> None:
     house.push(ANN, 0, step=1)
     house.pull(ANN, [1], clock=1)
     assert house.segments.notices(DEFAULT.notice - 1) == []
-    told = [Send("ann", m.PushHeld(4, "bob at step 0"))]
+    told = [Send("ann", m.RequestHeld(4, "bob at step 0"))]
     assert house.segments.notices(DEFAULT.notice) == told
     assert house.segments.notices(2 * DEFAULT.notice - 1) == []
     assert house.segments.notices(2 * DEFAULT.notice) == told
@@ -552,7 +552,7 @@ def test_who_pushed_a_slot_is_told_every_second_which_others_are_missing() -> No
     house = steps(slots=12)
     house.push(ANN, 3, [1], [1])
     told = "slots 0, 1, 2, 4, 5, 6, 7, 8, ... of step 0"
-    assert house.segments.notices(DEFAULT.notice) == [Send("ann", m.PushHeld(1, told))]
+    assert house.segments.notices(DEFAULT.notice) == [Send("ann", m.RequestHeld(1, told))]
     assert house.segments.notices(DEFAULT.notice + 1) == []
 
 
@@ -592,7 +592,7 @@ def test_a_refused_push_changes_nothing(name: str, kind: str) -> None:
     assert house.contents() == before
     assert (house.fact("rows"), house.segments.version.tolist()) == (rows, version)
     assert (house.fact("refused"), house.fact("held")) == (1, 0)
-    assert isinstance(house.push(ANN, 2, [1], [1])[0], m.Counted | m.PushHeld)  # its number is still to be had
+    assert isinstance(house.push(ANN, 2, [1], [1])[0], m.Counted | m.RequestHeld)  # its number is still to be had
 
 
 def test_values_that_are_not_announced_are_refused() -> None:

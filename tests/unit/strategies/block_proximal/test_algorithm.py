@@ -67,7 +67,7 @@ def test_the_weights_are_those_of_the_serial_run_bit_for_bit(
 
 def test_a_sparse_table_gives_the_same_bits(rows: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = serial(job_of(), rows)
-    monkeypatch.setattr("shoal.nodes.strategy._DENSE_ROWS", 0)
+    monkeypatch.setattr("shoal.nodes.server_strategy._DENSE_ROWS", 0)
     ship = ship_of(rows, workers=2).home()
     np.testing.assert_array_equal(ship.weights, expected)
     assert np.array_equal(np.signbit(ship.weights), np.signbit(expected))

@@ -13,7 +13,7 @@ from shoal.data.datasets import load
 from shoal.data.packed import sparse
 from shoal.data.slots import Slots
 from shoal.job import Job
-from shoal.launch.worker_pool import PoolWorkerSpec
+from shoal.launch.serverless_pool import PoolWorkerSpec
 from shoal.models.learner import learner_of
 from shoal.settings import changed
 from shoal.strategies.gossip.model import (

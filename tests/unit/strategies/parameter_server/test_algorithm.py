@@ -12,7 +12,7 @@ from shoal.data.batch import Local
 from shoal.errors import Invalid
 from shoal.keys import KeyRange
 from shoal.limits import SECOND
-from shoal.nodes.strategy import TABLE, Slot
+from shoal.nodes.server_strategy import TABLE, Slot
 from shoal.nodes.worker import Worker
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.sweep.disk import Sweep
-from shoal.sweep.figures import Spread, figures
+from shoal.sweep.results import Spread, figures
 from shoal.sweep.study import PlannedRun
 
 Make = Callable[..., Sweep]

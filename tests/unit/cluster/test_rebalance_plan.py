@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from shoal.cluster.rebalance import LoadStats, WantedMove, plan
+from shoal.cluster.rebalance_plan import LoadStats, WantedMove, plan
 from shoal.limits import LOAD_ABOVE, LOAD_KEPT, LOAD_LEAST, SECOND
 from shoal.tables import Dense
 from shoal.timing import DEFAULT

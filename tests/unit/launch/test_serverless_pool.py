@@ -11,7 +11,7 @@ from shoal.data.datasets import Dataset, load
 from shoal.errors import Invalid
 from shoal.events import Gone, RunEvent, Warned
 from shoal.job import Job
-from shoal.launch.worker_pool import PoolRun, PoolWorkerSpec, WorkerPool
+from shoal.launch.serverless_pool import PoolRun, PoolWorkerSpec, WorkerPool
 from shoal.models.linear import Floats
 from shoal.training.run import RunStart
 

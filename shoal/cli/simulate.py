@@ -70,7 +70,7 @@ def simulate(
         return
     if mutant and mutant not in mutants:
         raise click.BadParameter(f"no mutant {mutant!r}: --of {of} --mutant list names them", param_hint="--mutant")
-    if of in ("gossip", "peers") and history:
+    if of not in ("store", "moves") and history:
         raise click.UsageError(f"--of {of} records no history: use --seed with --trace")
     if seed is None and plan is None:
         if trace or history or shorter:

@@ -38,6 +38,7 @@ from shoal.launch.process_pool import ExitReasons
 from shoal.launch.serverless_pool import name_of
 from shoal.launch.torchrun import is_ours
 from shoal.nodes.evaluator import Judgement
+from shoal.signals import deferred
 from shoal.strategies.averaging.mpi import needs_mpi, take_part, world
 from shoal.training.preflight import check
 from shoal.training.run import RunHandle, RunStart
@@ -173,7 +174,8 @@ class MpirunRun:
         while self._outcome is None:
             if not head.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 return None
-            self._receive(head)
+            with deferred():  # half a message would leave the rest to be read as the next one
+                self._receive(head)
         return self._outcome
 
     def interrupted(self) -> RunResult:

@@ -386,7 +386,7 @@ class Mesh:
         """Two halves met and only one can go on. Keep our place, or give way."""
         life = beat.me.life
         if life in self.members:
-            self._send_lacking(now, self.members[life], beat.heard)
+            self.members[life].learn(beat.heard)
         if self.has_model and self.gone.get(life) == SMALLER != beat.gone.get(self.me.life):
             # A late beat: we have refused it since, and it has not refused us.
             return self._tell_gone(now, life)

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from shoal.data.batch import Batch, Floats, Ids
+from shoal.data.batch import Floats, Ids
 from shoal.data.csr_file import CsrFile, LabelCount
-from shoal.data.dense_file import META, DenseExamples, DenseFile
+from shoal.data.dense_file import META, DenseFile
 from shoal.errors import Invalid
 
 CLASSES = ({-1.0, 1.0}, {0.0, 1.0})
@@ -28,34 +28,33 @@ def sparse(rows: CsrFile | DenseFile) -> CsrFile:
     raise Invalid(f"{rows.meta.source or rows.folder} has dense rows ({shape}): take a set of sparse rows")
 
 
+class _Permuted:
+    """Some rows of a set in another order, gathered one by one when read."""
+
+    __slots__ = ()
+    whole: Any
+    order: Ids
+
+    def slice(self, start: int, stop: int) -> Any:
+        return self.whole.take(_piece(self.order, start, stop))
+
+    def take(self, rows: Ids) -> Any:
+        return self.whole.take(self.order[rows])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ordered, (self.whole, self.order)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class PermutedCsr(CsrFile):
+class PermutedCsr(_Permuted, CsrFile):
     whole: CsrFile
     order: Ids
 
-    def slice(self, start: int, stop: int) -> Batch:
-        return self.whole.take(_piece(self.order, start, stop))
-
-    def take(self, rows: Ids) -> Batch:
-        return self.whole.take(self.order[rows])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ordered, (self.whole, self.order)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PermutedDense(DenseFile):
+class PermutedDense(_Permuted, DenseFile):
     whole: DenseFile
     order: Ids
-
-    def slice(self, start: int, stop: int) -> DenseExamples:
-        return self.whole.take(_piece(self.order, start, stop))
-
-    def take(self, rows: Ids) -> DenseExamples:
-        return self.whole.take(self.order[rows])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ordered, (self.whole, self.order)
 
 
 def ordered(rows: CsrFile | DenseFile, order: Ids) -> CsrFile | DenseFile:

@@ -6,16 +6,7 @@ from collections.abc import Callable, Sequence
 
 from shoal.events import counted
 from shoal.sweep.grid import Axis
-from shoal.sweep.results import (
-    PointFigures,
-    RunFigures,
-    Spread,
-    StudyFigures,
-    at,
-    known,
-    lines_of,
-    x_axis,
-)
+from shoal.sweep.results import PointFigures, RunFigures, Spread, StudyFigures, at, known, lines_of, x_axis
 from shoal.views import format
 from shoal.views.page import TableSection
 

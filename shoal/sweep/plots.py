@@ -23,16 +23,7 @@ from shoal.events import Evaluated, Progress
 from shoal.files import replace_file
 from shoal.sweep.findings import best_sentence, fastest, highest, in_state
 from shoal.sweep.grid import Axis
-from shoal.sweep.results import (
-    AxisScale,
-    PointFigures,
-    RunFigures,
-    StudyFigures,
-    at,
-    known,
-    lines_of,
-    x_axis,
-)
+from shoal.sweep.results import AxisScale, PointFigures, RunFigures, StudyFigures, at, known, lines_of, x_axis
 from shoal.views import axes as draw
 from shoal.views import format
 from shoal.views.axes import INK, MARKERS, SERIES

@@ -13,15 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from shoal.events import Gone, Handed, Joined, Leaving, Linked, RolledBack, Saved, Split
-from shoal.views import (
-    event_line,
-    explain,
-    format,
-    graph,
-    plots,
-    savings,
-    timeline,
-)
+from shoal.views import event_line, explain, format, graph, plots, savings, timeline
 from shoal.views.axes import pictures
 from shoal.views.ending import NO_ADVICE, advise
 from shoal.views.event_line import MoveSummary

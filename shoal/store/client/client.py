@@ -16,19 +16,7 @@ import numpy as np
 from shoal import limits
 from shoal.errors import BadKeys, BadValues, Fenced, Invalid
 from shoal.filters import are_known
-from shoal.keys import (
-    KeyList,
-    KeyRange,
-    Keys,
-    KeyValues,
-    add_up,
-    as_hashed,
-    as_keys,
-    as_range,
-    as_values,
-    mixed,
-    tidy,
-)
+from shoal.keys import KeyList, KeyRange, Keys, KeyValues, add_up, as_hashed, as_keys, as_range, as_values, mixed, tidy
 from shoal.store.client.dispatch import Dispatcher
 from shoal.store.client.filtering import checked_chain, key_list
 from shoal.store.client.operation import (

@@ -239,10 +239,6 @@ class GossipController:
             one.reported = True
             if one.result is None:
                 self._count(sender, one, report)
-                # Rounds in which only others have slots do not count for its speed: a worker with
-                # few slots would seem slow, and get few again.
-                if 0 < len(one.slots) < one.rounds:
-                    self._pace.is_done(sender, self._now / limits.SECOND)
         elif one is not None and report.leg == 0 and not one.reported:
             return [one.leg]  # it was not connected when the leg was sent
         return []

@@ -99,7 +99,7 @@ class Pairwise:
             if self.round < len(self._slots):
                 yield from queue.gradient(self._slots[self.round])
                 yield model.step, self._size
-            elif not self._neighbours:  # no slots, and no neighbours
+            elif self._slots or not self._neighbours:  # others have more slots: it only answers them
                 self.round = self._rounds
                 break
             yield from self._settle()

@@ -67,7 +67,6 @@ class GossipWorker:
         self._times = [0, 0, 0]
         self._model_bytes = 0  # bytes of models sent to home
         self._report_at, self._done_at = 0, NEVER
-        self._slots = NEVER  # of this leg; NEVER once home knows that the rounds after them began
         self._wait = 0
 
     def handle(self, now: int, event: Event) -> list[Effect]:
@@ -87,8 +86,6 @@ class GossipWorker:
         if self.queue.error and not self._failed:
             self._failed = True
             self._finished()
-        if self.mixer.round > self._slots and not self.is_resting:
-            self._slots, self._report_at = NEVER, now
         self._report_if_due(now)
         late = self._late[0][0] if self._late else NEVER
         mixer = NEVER if self.is_resting else self.mixer.wake_at
@@ -144,8 +141,6 @@ class GossipWorker:
         self._connect({one.name: one.address for one in (*leg.hears, *leg.tells)})
         self._report_at = self.queue.now + self._timing.heartbeat
         slots = event.arrays[0].tolist() if event.arrays else []
-        # The rounds after them say nothing about our speed: home must know when they begin.
-        self._slots = len(slots) if isinstance(self.mixer, Pairwise) and slots else NEVER
         self.mixer.begin(leg, slots, self._lost_in)
 
     def _connect(self, links: dict[str, str]) -> None:

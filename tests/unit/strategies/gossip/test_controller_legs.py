@@ -146,18 +146,14 @@ def test_rounds_in_which_only_others_have_slots_are_not_held_against_a_worker() 
         rest(made, name)
     parts.share([8.0, 1.0, 1.0])
     now = SECOND
-    for _ in range(8):  # a slot takes everybody a tenth of a second, and so does a round without one
+    for _ in range(8):  # a slot takes everybody a tenth of a second; without slots nobody goes on
         made.next_leg(now, 300, None)
-        told, rounds = made.states, made.rounds
-        for name, one in told.items():
-            if 0 < (slots := len(one.slots)) < rounds:
-                made.handle(
-                    now + slots * SECOND // 10,
-                    Received(name, GossipProgressReport(made.leg, slots + 1, slots, 1.0)),
-                )
-        now += rounds * SECOND // 10
+        done = {name: LegDone(made.leg, [made.rounds, len(one.slots), 1.0, 0, 0]) for name, one in made.states.items()}
+        for name in sorted(NAMES, key=lambda name: len(made.states[name].slots)):
+            made.handle(now + len(made.states[name].slots) * SECOND // 10, Received(name, done[name]))
+        now += made.rounds * SECOND // 10
         for name in NAMES:
-            made.handle(now, Received(name, LegDone(made.leg, [rounds, len(told[name].slots), 1.0, 0, 0]), (SLAB,)))
+            made.handle(now, Received(name, done[name], (SLAB,)))
         made.end_leg(now)
     dealt = [len(one.slots) for one in made.states.values()]
     assert max(dealt) < 1.5 * min(dealt), dealt

@@ -133,7 +133,7 @@ class Twins:
                 await self.worker.sleep(2 * SECOND)
                 self.cluster.restart(server)
                 for _ in range(100):
-                    if self.cluster.whole():
+                    if self.cluster.is_complete():
                         break
                     await self.worker.sleep(100 * MILLISECOND)
             case "silence":  # so long that it is taken for dead, and joins again as another

@@ -99,7 +99,7 @@ class Pairwise:
             if self.round < len(self._slots):
                 yield from queue.gradient(self._slots[self.round])
                 yield model.step, self._size
-            elif self._slots or not self._neighbours:  # others have more slots: it only answers them
+            elif self._slots or not self._neighbours:  # others have more: only answer them
                 self.round = self._rounds
                 break
             yield from self._settle()

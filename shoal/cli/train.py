@@ -90,7 +90,7 @@ def train(
     if resume is None and data is None:
         raise click.UsageError("nothing to train on: give DATA, a JOB.toml, or a run to go on with (--resume)")
     if resume is not None and (data is not None or out is not None):
-        raise click.UsageError("--resume goes on with a run as its folder has it: leave DATA and --out away")
+        raise click.UsageError("--resume continues the run in its folder, with its data: give neither DATA nor --out")
     settings = settings_from(options)
     run = None if resume is None else finished_run(resume, settings)
     if run is None:

@@ -109,7 +109,7 @@ def train(
     folder: Path | RunFolder | None = None if out is None else Path(out)
     if resume is not None:
         if data is not None or out is not None:
-            raise Invalid("resume continues the run in its folder, with its data: leave out data and out")
+            raise Invalid("resume continues the run in its folder, with its data: give neither data nor out")
         if (ended := finished(Path(resume), changes)) is not None:
             return ended
         job, folder = reopen(Path(resume), changes)

@@ -74,9 +74,9 @@ def test_what_is_no_run_cannot_be_taken_up(home: Path) -> None:
     assert sorted(os.listdir("empty")) == []
     assert "nothing to train on" in refused()
     unfinished()
-    assert "leave DATA and --out away" in refused("rows.svm", "--resume", "run")
-    assert "leave DATA and --out away" in refused("--resume", "run", "--out", "other")
-    with pytest.raises(Invalid, match="leave out data and out"):
+    assert "give neither DATA nor --out" in refused("rows.svm", "--resume", "run")
+    assert "give neither DATA nor --out" in refused("--resume", "run", "--out", "other")
+    with pytest.raises(Invalid, match="neither data nor out"):
         shoal.train("rows.svm", resume="run")
 
 

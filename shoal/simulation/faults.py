@@ -3,7 +3,7 @@
 Swarm testing: a seed draws the shape first (servers, copies, workers, consistency, sizes), then
 which families of faults are on. Most runs have one to three families, because a rare path is
 reached more often when the others are quiet. Each ``Fault`` has its time and its victim;
-``nemesis`` only carries them out. So a plan can be printed, read back, and shrunk one fault at a
+``Nemesis`` only carries them out. So a plan can be printed, read back, and shrunk one fault at a
 time (``shrink``). Times in a plan are milliseconds.
 """
 

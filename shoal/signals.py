@@ -8,6 +8,8 @@ with its terminal. SIGTERM is always handled: schedulers end a run by it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +19,7 @@ from typing import Any
 Handler = Callable[[int, FrameType | None], Any]
 
 _MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1
 
 
 def handle(numbers: Iterable[int], handler: Handler) -> dict[int, Any]:
@@ -32,6 +35,14 @@ def end_when_told() -> None:
 
 def _interrupt(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, however that ends; kept over exec."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ shares only a pipe, and is killed with all its children when its time is up.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import math
 import os
@@ -26,6 +25,7 @@ from typing import NoReturn
 
 from shoal.errors import Invalid
 from shoal.limits import MB
+from shoal.signals import end_with_parent
 
 _LONGEST = 2_000  # characters of an error's message
 _SHORT = 400  # with its type and place
@@ -152,7 +152,6 @@ def is_ready(handle: int, what: int, deadline: float) -> bool:
 
 _FOUND, _FAILED = b"\x01", b"\x00"
 _HEAD = 8  # bytes of the length field of a child's answer
-_PR_SET_PDEATHSIG = 1
 
 
 def _be_child(function: Callable[[], bytes], pipe: int, seconds: float, memory: int) -> NoReturn:
@@ -162,8 +161,7 @@ def _be_child(function: Callable[[], bytes], pipe: int, seconds: float, memory: 
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent(os.getppid())
         for one in map(int, os.listdir("/proc/self/fd")):
             if one > 2 and one != pipe:
                 with contextlib.suppress(OSError):

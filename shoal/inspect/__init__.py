@@ -1,10 +1,3 @@
 """Looks at runs and clusters from outside; drains servers, and uploads what was exported."""
 
-PUBLIC = (
-    "drain",
-    "evaluate",
-    "export",
-    "query",
-    "status",
-    "upload",
-)  # for other packages; the other modules are private
+PUBLIC = ("drain", "evaluate", "export", "query", "status", "upload")

@@ -7,19 +7,15 @@ worker's name.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1  # kept over exec
+from shoal.signals import end_with_parent
 
 
 def main() -> None:
     launcher, link, *command = sys.argv[1:]
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(launcher):  # it ended before prctl
-        sys.exit(1)
+    end_with_parent(int(launcher))
     with contextlib.suppress(OSError):  # without a link there is no name
         os.symlink(sys.executable, link)
         os.execv(link, [sys.executable, *command])  # Python finds its modules by the second

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import repeat
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from traceback import format_tb
 from typing import Any
 
 from shoal.events import Event
 from shoal.limits import SECOND
+from shoal.signals import end_with_parent
 from shoal.simulation import SCENARIOS
 from shoal.simulation.world import World
 
@@ -164,11 +166,33 @@ def simulate_many(
     totals = SeedTotals(of)
     chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
     jobs = min(jobs or os.cpu_count() or 1, len(chunks))
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) if jobs > 1 else nullcontext() as pool:
-        for part in (pool.map if pool else map)(run_chunk, chunks, repeat(mutant), repeat(of)):
+    with _processes(jobs) as each:
+        for part in each(run_chunk, chunks, repeat(mutant), repeat(of)):
             totals.add(part)
             progress(totals)
     return totals
+
+
+@contextmanager
+def _processes(jobs: int) -> Iterator[Callable[..., Iterable[SeedTotals]]]:
+    """A ``map`` in so many processes, which end with this one or when it is interrupted."""
+    if jobs == 1:
+        yield map
+        return
+    others = active_children()
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_process, (os.getpid(),)) as pool:
+        try:
+            yield pool.map
+        except BaseException:
+            for process in active_children():
+                if process not in others:
+                    process.kill()  # else the pool would wait for what they have begun
+            raise
+
+
+def _begin_process(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    end_with_parent(parent)
 
 
 def run_chunk(seeds: range, mutant: str = "", of: str = "store") -> SeedTotals:

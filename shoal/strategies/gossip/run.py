@@ -23,14 +23,7 @@ from shoal.errors import Invalid
 from shoal.events import RunEvent
 from shoal.job import Job
 from shoal.launch.process_main import Process, ProcessOrders
-from shoal.launch.serverless_pool import (
-    BY_ITSELF,
-    LOOK,
-    PoolRun,
-    PoolWorkerSpec,
-    WorkerPool,
-    name_of,
-)
+from shoal.launch.serverless_pool import BY_ITSELF, LOOK, PoolRun, PoolWorkerSpec, WorkerPool, name_of
 from shoal.launch.worker_process import number_of
 from shoal.models.linear import Floats
 from shoal.nodes.loop import Loop

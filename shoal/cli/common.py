@@ -113,7 +113,8 @@ def on_interrupt(left: Callable[[], str], waits: str = "", word: str = "interrup
 
 # ---------------------------------------------------------------- options
 
-command = click.command(cls=ShoalCommand)
+def command(function: Callable[..., Any]) -> click.Command:
+    return click.command(cls=ShoalCommand)(function)  # a new decorator: it remembers its help
 
 
 def option(*names: str, **settings: Any) -> Decorator:

@@ -35,3 +35,8 @@ def test_options_are_explained_in_sentences() -> None:
         if text and (text.split()[0] in ("Of", "And", "For", "What") or not text.endswith((".", ")"))):
             wrong.append((command, option.name, text))
     assert wrong == []
+
+
+def test_every_command_has_a_help_of_its_own() -> None:
+    texts = [command.help for command in main.commands.values() if not isinstance(command, click.Group)]
+    assert all(texts) and len(set(texts)) == len(texts)

@@ -113,6 +113,7 @@ def on_interrupt(left: Callable[[], str], waits: str = "", word: str = "interrup
 
 # ---------------------------------------------------------------- options
 
+
 def command(function: Callable[..., Any]) -> click.Command:
     return click.command(cls=ShoalCommand)(function)  # a new decorator: it remembers its help
 

@@ -73,7 +73,7 @@ def _best(record: RunRecord) -> Iterator[tuple[str, str]]:
             yield "not solved", "by stop.objective and stop.violation: more epochs go on with it (--resume, --epochs)"
         return
     at = f"test loss {format.loss(best.test_loss)} at epoch {format.epochs(best.passes)}"
-    if best.test_loss >= kept - 1e-4:
+    if best.test_loss >= kept - 1e-6:  # the same evaluation, or rounded
         yield "best", f"{at}: these weights"
         return
     file = None if record.folder is None else record.folder / "best.safetensors"

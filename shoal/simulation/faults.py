@@ -500,8 +500,8 @@ class Nemesis:
         world.weather.clogs.clear()
         world.weather.far.clear()
         world.twins.clear()
+        world.wake_within(SETTLE)
         for host in world.hosts.values():
-            host.paused_until = min(host.paused_until, world.now + SETTLE)
             host.frozen_until = min(host.frozen_until, world.now + SETTLE)
         for journal in world.journals.values():
             journal.full_until = 0

@@ -389,8 +389,7 @@ class PeersScenario:
         for kind in WEATHER:
             setattr(world.weather, kind, 0.0)
         world.weather.cuts.clear()
-        for host in world.hosts.values():
-            host.paused_until = min(host.paused_until, world.now + SECOND)
+        world.wake_within(SECOND)
         self._healed = True
 
     def _rests_within(self) -> int:

@@ -37,6 +37,7 @@ class SimulatedHost:
     drift: float = 0.0  # how much faster its clock runs
     offset: int = 0
     paused_until: int = 0
+    held: list[e.Event] = field(default_factory=list)  # until then
     frozen_at: int = 0  # when its clock stood still last,
     frozen_until: int = 0  # and until when: it goes on from where it stood
     behind: int = 0  # what it lost by standing still before that
@@ -178,8 +179,16 @@ class World:
 
     def pause(self, name: str, nanoseconds: int) -> None:
         """Pause a process: messages wait, timers fire late."""
-        self.hosts[name].paused_until = self.now + nanoseconds
+        host = self.hosts[name]
+        host.paused_until = max(host.paused_until, self.now + nanoseconds)
         self._log("pause", name)
+
+    def wake_within(self, nanoseconds: int) -> None:
+        """Shorten pauses; what waits for their end is delivered when they end now."""
+        for host in self.hosts.values():
+            if host.paused_until > self.now + nanoseconds:
+                host.paused_until = self.now + nanoseconds
+                self.at(host.paused_until, partial(self._deliver_held, host))
 
     def freeze(self, name: str, nanoseconds: int) -> None:
         """Stop the clock of a process that goes on."""
@@ -215,11 +224,18 @@ class World:
         name = host.node.name
         return self.hosts.get(name) is host or self.twins.get(name) is host
 
+    def _deliver_held(self, host: SimulatedHost) -> None:
+        held, host.held = host.held, []
+        for event in held:
+            self.at(self.now, partial(self._feed, host, event))
+
     def _feed(self, host: SimulatedHost, event: e.Event) -> None:
         if not self._is_here(host):
             return
         if host.paused_until > self.now:
-            self.at(host.paused_until, lambda: self._feed(host, event))
+            if not host.held:
+                self.at(host.paused_until, partial(self._deliver_held, host))
+            host.held.append(event)
             return
         self.events += 1
         if isinstance(event, e.Received):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
-from shoal import limits
+from shoal import limits, registry
 from shoal.cluster.move_settings import MoveSettings
 from shoal.data.datasets import DataSource
 from shoal.data.slots import SlotOrder
@@ -291,8 +291,9 @@ def _check_names(tree: Mapping[str, Any]) -> None:
         if name == "strategy":
             chosen = value.get("name") if isinstance(value, Mapping) else None
             if not isinstance(chosen, str) or chosen not in kinds:
-                near = _instead(str(chosen), list(kinds))
-                raise Invalid(f"no strategy {chosen!r}{near} (strategies: {', '.join(kinds)})")
+                raise Invalid(
+                    f"no strategy {chosen!r}{registry.near(str(chosen), kinds)} (strategies: {', '.join(kinds)})"
+                )
             table = [kinds[chosen]]
         if not isinstance(value, Mapping):
             continue

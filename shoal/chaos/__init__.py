@@ -8,4 +8,4 @@ that is broken, ``proxy`` cuts its nodes off; ``recovery`` follows each fault un
 promise of the same bits; ``drill`` puts these together, ``report`` and ``show`` present it.
 """
 
-PUBLIC = ("drill", "plan", "report", "show")  # for other packages; the other modules are private
+PUBLIC = ("drill", "plan", "report", "show")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shoal.cli.common import CommandError, SuggestingGroup, as_json, option, print_json, say
+from shoal.signals import end_when_told
 
 if TYPE_CHECKING:
     from shoal.data.split import SplitInfo
@@ -57,6 +58,7 @@ def make_data(name: str, path: Path, rows: int, seed: int, features: int | None,
 
     if path.is_file() and not force:
         raise CommandError(f"{click.format_filename(path)} exists already: take another name, or --force")
+    end_when_told()
     size = make(name, rows, seed, path, features, test)
     shown = click.format_filename(path)
     click.echo(f"{rows:,} rows, {size:,} bytes: {shown}; train on it: shoal train {shown}")

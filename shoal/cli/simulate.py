@@ -66,7 +66,7 @@ def simulate(
         raise CommandError(str(error)) from None
     if mutant == "list":
         for name, make in mutants.items():
-            click.echo(f"  {name:32}{make.__doc__}")
+            click.echo(f"  {name:40}{make.__doc__}")
         return
     if mutant and mutant not in mutants:
         raise click.BadParameter(f"no mutant {mutant!r}: --of {of} --mutant list names them", param_hint="--mutant")
@@ -85,7 +85,7 @@ def simulate(
     with chosen.mutated(mutant or ""):
         run = _read(plan) if plan is not None else chosen.draw(seed or 0)
         if shorter:
-            _shrink(run)
+            _shrink(run, of, mutant or "")
         verdict = verdict_of(run, click.echo if trace else None)
     if history:
         from shoal.events import write
@@ -104,7 +104,7 @@ def _read(text: str) -> SeedPlan:
         raise click.BadParameter(f"not a plan: {error}", param_hint="--plan") from None
 
 
-def _shrink(plan: SeedPlan) -> None:
+def _shrink(plan: SeedPlan, of: str, mutant: str) -> None:
     from shoal.simulation.shrink import as_test, first_violation, shrink
 
     shortest = shrink(plan, lambda tries, smaller: _show_state(f"\r{tries} tries: {len(smaller.faults)} faults left "))
@@ -115,7 +115,8 @@ def _shrink(plan: SeedPlan) -> None:
         raise SystemExit(0)
     click.echo(f"{len(plan.faults)} faults became {len(shortest.faults)}:\n")
     click.echo(as_test(shortest, str(violation)))
-    click.echo(f'see it: shoal simulate --trace --plan "{shortest!r}"')
+    which = f"--of {of} " + (f"--mutant {mutant!r} " if mutant else "")
+    click.echo(f'see it: shoal simulate {which}--trace --plan "{shortest!r}"')
     raise SystemExit(1)
 
 

@@ -36,7 +36,7 @@ from shoal.filters.base import Sparsifier as Sparsifier
 from shoal.registry import check_setting, check_taken, near
 from shoal.tables import Filter
 
-PUBLIC = ("base", "chain", "user_filter")  # for other packages; the other modules are private
+PUBLIC = ("base", "chain", "user_filter")
 
 # Their names in 0.1.0: users' filters that derive from these keep working.
 Choosing, Shortening, Pressing = Sparsifier, Quantizer, Compressor

@@ -79,7 +79,7 @@ class Rebalancer:
             return f"{name} is {'an' if role[:1] in 'aeiou' else 'a'} {role}: only servers and workers can leave", []
         others = [one for one in of.roster.servers() if one != name and not of.roster.members[one].member.leaving]
         if role == "server" and of.roster.tables and not others:
-            return f"{name} is the last server that stays, and there are tables: start another one, then drain it", []
+            return f"{name} is the last server that stays, and there are tables: start another one first", []
         of.roster.leave(name)
         of.counts["asked to leave"] += 1
         if of.scheduler is None:

@@ -12,7 +12,7 @@ store, moves, training, gossip, peers    are the scenarios
 shrink       reduces a plan that fails to the shortest one that fails by the same rule
 """
 
-PUBLIC = ("faults", "reference", "scenarios", "shrink")  # for other packages; the other modules are private
+PUBLIC = ("faults", "reference", "scenarios", "shrink")
 
 # by name: module and attribute. No imports here, so that the command line starts at once.
 SCENARIOS = {

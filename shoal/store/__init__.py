@@ -9,4 +9,4 @@
 Protocol code only: no socket, clock or thread; files only through a ``Disk`` that is passed in.
 """
 
-PUBLIC = ("checkpoint", "client", "query", "server", "table")  # for other packages; the other modules are private
+PUBLIC = ("checkpoint", "client", "query", "server", "table")

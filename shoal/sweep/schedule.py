@@ -187,6 +187,8 @@ def run_left(study: Study, out: Path, audience: SweepListener | None = None) -> 
     """Run the unfinished runs. A failed run stops no other; the next call continues."""
     check_here(study)
     places = study.places()
+    if (out / "job.toml").is_file():
+        raise Invalid(f"{out} is the folder of a run: choose another one for the sweep (--out)")
     try:  # before hours are spent
         (out / "runs").mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()

@@ -204,3 +204,11 @@ def test_everything_is_killed_at_once_and_no_finished_run_is_lost(home: Path, de
     Path("steps.toml").write_text(text)
     assert "2 runs, all finished" in call().stdout
     assert summaries()["short-seed0"] == there["short-seed0"]
+
+
+def test_the_folder_of_a_run_is_not_made_one_of_a_sweep(home: Path) -> None:
+    Path("run").mkdir()
+    Path("run/job.toml").write_text("")
+    study()
+    assert "is the folder of a run" in call("--out", "run", code=2).stderr
+    assert [path.name for path in Path("run").iterdir()] == ["job.toml"]

@@ -5,4 +5,4 @@ segment_file  one segment as a safetensors file; initial weights from a file
 writer        a server's part in making a checkpoint
 """
 
-PUBLIC = ("manifest", "segment_file", "writer")  # for other packages; the other modules are private
+PUBLIC = ("manifest", "segment_file", "writer")

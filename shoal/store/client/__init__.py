@@ -10,4 +10,4 @@ filtering  filters and error feedback
 key_cache  key lists that servers know by a number
 """
 
-PUBLIC = ("client", "filtering", "split", "task")  # for other packages; the other modules are private
+PUBLIC = ("client", "filtering", "split", "task")

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 from shoal.errors import Invalid
 from shoal.strategy import Strategy, register
 
-PUBLIC = ("compute", "join", "leader", "mesh", "peer", "run_log")  # for other packages; the other modules are private
+PUBLIC = ("compute", "join", "leader", "mesh", "peer", "run_log")
 
 
 @register

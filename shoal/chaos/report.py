@@ -96,7 +96,9 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> str:
         if self.lost or self.doubled:
             return f"{self.lost:,} lost, {self.doubled:,} doubled of {self.acknowledged:,} acknowledged pushes"
-        changes = f", and servers came or were asked to go {format.many(self.changes, 'time')}" if self.changes else ""
+        changes = (
+            f", and servers joined or were asked to leave {format.many(self.changes, 'time')}" if self.changes else ""
+        )
         through = f"through {format.many(self.faults, 'fault')}{changes}"
         return f"0 lost, 0 doubled: all {self.acknowledged:,} acknowledged pushes were counted once, {through}"
 

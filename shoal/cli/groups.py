@@ -130,9 +130,9 @@ def _line(one: dict[str, Any]) -> str:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The job file of the run, where an ADDRESS is given.",
 )
-@option("--table", default="weights", help="The table to judge; another group's is called group/weights.")
-@option("--group", default="", help="Judge as a member of this group, which may read that table.")
-@option("--every", type=Seconds(0.05), help="Judge again every so many seconds, while the run goes on.")
+@option("--table", default="weights", help="The table to evaluate; another group's is called group/weights.")
+@option("--group", default="", help="Evaluate as a member of this group, which may read that table.")
+@option("--every", type=Seconds(0.05), help="Evaluate again every so many seconds, while the run goes on.")
 @as_json("Print one line of JSON for each evaluation.")
 @asks_for_keys
 def evaluate(
@@ -146,9 +146,10 @@ def evaluate(
     keys: str | None,
     insecure: bool,
 ) -> None:
-    """Judge the model of a run on DATA, while others train it or afterwards.
+    """Evaluate the model of a run on DATA, while others train it or afterwards.
 
-    DATA is a name of `shoal data list`, judged on its test rows, or a file, judged on all of them.
+    DATA is a name of `shoal data list`, evaluated on its test rows, or a file, evaluated on all of
+    them.
 
     \b
     shoal evaluate runs/first a9a

@@ -87,7 +87,7 @@ HELP: dict[str, dict[click.Command, str]] = {
     "Watch": {
         status: "Show a running cluster, or how a run ended.",
         query: "Show a model: size, norms, largest weights.",
-        evaluate: "Judge a model on other data, also while it trains.",
+        evaluate: "Evaluate a model on other data, also while it trains.",
     },
     "Understand": {
         report: "Write one page about runs or sweeps.",

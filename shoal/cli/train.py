@@ -51,7 +51,9 @@ if TYPE_CHECKING:
 @option("--on", help="Run nodes as processes, threads, or mpi, which starts mpirun.  [default: processes]")
 @option("--servers-at", metavar="RUN|ADDRESS", help="Train on the servers of another run, or of a cluster, as --group.")
 @option("--group", help="The name of this run's workers there; its tables are its own.")
-@option("--test", metavar="PATH", help="Judge the model on these rows.  [default: the set's own, or a share held out]")
+@option(
+    "--test", metavar="PATH", help="Evaluate the model on these rows.  [default: the set's own, or a share held out]"
+)
 @option(
     "--resume",
     metavar="RUN",

@@ -30,7 +30,7 @@ def batch_of(rows: Any, features: int, hashing: Hashing | None = None) -> Batch:
     if hashing is not None and hashing.format == "criteo":
         raise Invalid(
             "the model was trained on a click log, whose fields were hashed, and no column of an array stands for one of them: "
-            "give the path of a file of such lines (model.predict('lines.tsv')), or judge it with shoal evaluate"
+            "give the path of a file of such lines (model.predict('lines.tsv')), or use shoal evaluate"
         )
     indptr, columns, values = _from_scipy(rows) if hasattr(rows, "tocsr") else _from_array(rows, features, hashing)
     values = finite(values, indptr)

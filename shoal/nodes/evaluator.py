@@ -150,7 +150,7 @@ class Evaluator:
         return judged
 
     async def _ready(self, **said: Any) -> m.EvaluateNow:
-        """Tell the coordinator the fields of ``EvaluationReady``, and ask what to judge."""
+        """Tell the coordinator the fields of ``EvaluationReady``, and ask what to evaluate."""
         client = self.worker.client
         spans = [one for one in self._times.take()[1] if one[0] != IDLE]
 
@@ -159,7 +159,7 @@ class Evaluator:
 
         while True:
             with contextlib.suppress(Unanswered):  # a coordinator that is away comes back
-                answer: m.EvaluateNow = await client.ask("ask what to judge", ready, m.EvaluateNow)
+                answer: m.EvaluateNow = await client.ask("ask what to evaluate", ready, m.EvaluateNow)
                 return answer
 
     async def _weights(self, clock: int) -> tuple[Values, int]:

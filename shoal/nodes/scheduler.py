@@ -431,7 +431,7 @@ class Scheduler:
         effects = self._report_spans(sender, ready.spans)
         asked, first = self.evaluations, self.evaluations.held < 0
         if ready.error:
-            effects += self._fail(f"the model cannot be judged: {ready.error}")
+            effects += self._fail(f"the model cannot be evaluated: {ready.error}")
         if self.workload.step is not None and ready.clock >= 0:
             effects += self._moved(ready)
         if asked.read(ready.holds):

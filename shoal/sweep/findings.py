@@ -252,7 +252,9 @@ def _how(of: StudyFigures) -> str:
     over = "Figures are medians over seeds, with the lowest and the highest. " if several else ""
     if not of.has_target:
         return over.strip()
-    over += "The time to the target is when the weights were read that were first judged at or below it: no finer than"
+    over += (
+        "The time to the target is when the weights were read that were first evaluated at or below it: no finer than"
+    )
     return f"{over} evaluations are. A point has one only if all its seeds got there."
 
 
@@ -330,7 +332,7 @@ def active_table(of: StudyFigures) -> TableSection | None:
         full, total = _full(one)
         labels = [choice.label for choice in one.point.choices.values()]
         rows.append([*labels, *cells, f"{full:,} of {total:,}"])
-    caption = "Workers at work when the weights were read that were judged: before training, at the first losses, and in how many of all evaluations all of them were."
+    caption = "Workers at work when the weights were read that were evaluated: before training, at the first losses, and in how many of all evaluations all of them were."
     return TableSection(heads, rows, caption)
 
 

@@ -206,7 +206,7 @@ def _work(of: StudyFigures) -> Drawn:
         sentence += f": at most {fastest(of.points, same)}"
     return _panels(of, axis, sentence, same if fast else "", panels), (
         "All runs learn from equally many rows. Where there is no coordinator, the clock stands still while a model "
-        "is judged. CPU seconds are of all processes of a run, starting and judging included."
+        "is evaluated. CPU seconds are of all processes of a run, starting and evaluating included."
     )
 
 

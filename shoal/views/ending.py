@@ -37,13 +37,13 @@ def _values(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield from _best(record)
     rows, seconds = f"{facts['examples']:,} rows", format.duration(facts["computing_seconds"])
     judged = facts["seconds"]
-    later = "" if judged < 1.1 * facts["computing_seconds"] else f", judged after {format.duration(judged)}"
+    later = "" if judged < 1.1 * facts["computing_seconds"] else f", evaluated after {format.duration(judged)}"
     yield "speed", f"{rows} in {seconds}{later}, {format.rate(facts['examples_per_second'])}, {facts['steps']:,} steps"
     since = " since it was last resumed" if facts.get("resumed") else ""
     cost = [] if (cpu := format.number(facts.get("cpu_seconds"))) is None else [f"{cpu:,.1f} CPU seconds{since}"]
     if moved := facts["bytes_sent"] + facts["bytes_received"]:
         saved = (facts.get("handles") or {}).get("bytes_saved", 0)
-        spared = f" ({format.size(saved)} of known keys were not sent again)" if saved >= 1e6 else ""
+        spared = f" ({format.size(saved)} of keys that servers knew were not sent)" if saved >= 1e6 else ""
         cost.append(f"{format.size(moved)} moved{spared}")
     stale = facts["staleness"]
     is_stale = stale["mean"] is not None and facts["strategy"] not in NEVER_LATE

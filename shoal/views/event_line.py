@@ -222,7 +222,7 @@ def news(event: News | MoveSummary) -> str:
         case Linked():
             return linked(event)
         case Elected(name=name, why=why):
-            return f"{clean(name)} judges the model and deals the slots{f': {clean(why)}' if why else ''}"
+            return f"{clean(name)} evaluates the model and deals the slots{f': {clean(why)}' if why else ''}"
         case Resumed(checkpoint=None):
             return "there is no checkpoint: it begins from the start"
         case Resumed(checkpoint=checkpoint, steps=steps):

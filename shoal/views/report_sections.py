@@ -342,7 +342,7 @@ def _cost(runs: Sequence[RunRecord]) -> Section | None:
         })  # fmt: skip
     caption = (
         "CPU seconds are of all processes of a run that were started on its own machine, since it was last resumed, "
-        "starting and judging included; so is the time that they are divided by."
+        "starting and evaluating included; so is the time that they are divided by."
     )
     drawn = pictures("cost", lambda: plots.costs([one for one, _ in known]), "Seconds of the clock, and CPU seconds.")
     return Section("What it cost", [], drawn if len(known) > 1 else [], [_beside(rows, runs, caption)])

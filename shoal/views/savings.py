@@ -83,7 +83,7 @@ def lost(canary: object) -> str:
         return ""
     share = f"{gone / counted:.2%}" if gone / counted < 0.1 else f"{gone / counted:.0%}"
     how_many = f"{gone:,} ({share}) {'was' if gone == 1 else 'were'}" if gone else "none was"
-    return f"of {counted:,} updates of one cell that everybody writes to, {how_many} lost"
+    return f"of {counted:,} updates of one weight that all workers write to, {how_many} lost"
 
 
 def models(spread: object) -> str:

@@ -377,7 +377,7 @@ def test_without_a_terminal_there_are_plain_lines_and_the_summary_is_on_its_own(
     assert re.fullmatch(
         r"result     test loss 0\.\d{4}, accuracy [\d.]+, auc [\d.]+ \(1 epoch done\)\n"
         r"best       test loss 0\.\d{4} at epoch [\d.]+: .*\n"
-        r"speed      \d+ rows in .* s(, judged after .* s)?, [\d,]+ rows/s, \d+ steps\n"
+        r"speed      \d+ rows in .* s(, evaluated after .* s)?, [\d,]+ rows/s, \d+ steps\n"
         r"(cost       .*\n)?(staleness  .*\n)?"
         r"next       .*\n"
         r"look at    .*/runs/rows-logistic-async-1.*\n",

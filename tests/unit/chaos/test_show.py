@@ -98,8 +98,8 @@ def test_the_report_ends_with_a_verdict() -> None:
 def test_a_drill_in_which_nothing_was_broken_is_not_called_good() -> None:
     seen = " ".join(printed(report(faults=0, changes=1)).split())
     assert "! no fault was injected, give it longer (--seconds): 0 lost" in seen and "✔" not in seen
-    assert seen.endswith("through 0 faults, and servers came or were asked to go 1 time")
-    assert report(changes=3).verdict.endswith("asked to go 3 times")
+    assert seen.endswith("through 0 faults, and servers joined or were asked to leave 1 time")
+    assert report(changes=3).verdict.endswith("asked to leave 3 times")
 
 
 def test_a_rollback_is_wrong_unless_it_was_asked_for() -> None:

@@ -429,7 +429,7 @@ def test_an_evaluator_that_is_lost_or_cannot_judge_ends_the_run() -> None:
     assert "the evaluator is gone" in desk.why
     desk = Desk(scheduler()).begin()
     assert desk.ready(error="no memory").over
-    assert desk.why == "the model cannot be judged: no memory"
+    assert desk.why == "the model cannot be evaluated: no memory"
 
 
 def test_a_client_may_come_and_go() -> None:

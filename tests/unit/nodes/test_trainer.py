@@ -292,6 +292,6 @@ def test_an_evaluator_that_cannot_judge_says_so_and_the_run_fails(rows: Dataset,
     ship = Ship(rows, strategy="async")
     ship.evaluator._rows += 1  # it asks for one weight too many
     ship.until(lambda: bool(ship.all(Stopped)))
-    assert "the model cannot be judged" in ship.all(Stopped)[0].why
+    assert "the model cannot be evaluated" in ship.all(Stopped)[0].why
     ship.until(lambda: ship.ends["evaluator"].done)
     assert ship.ends["evaluator"].error is not None

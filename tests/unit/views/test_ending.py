@@ -83,7 +83,7 @@ def test_the_ending_is_aligned_and_no_word_is_broken(story: Any, width: int | No
     whole = " ".join(line[11:] for line in lines)
     assert f"test loss 0.4000 at epoch 1: {tmp_path / 'best.safetensors'} (the result is of the last weights)" in whole
     assert "800,000 rows in 5.1 s, 156,912 rows/s, 3,128 steps" in whole
-    assert "6.4 CPU seconds, 135.0 MB moved (148.0 MB of known keys were not sent again)" in whole
+    assert "6.4 CPU seconds, 135.0 MB moved (148.0 MB of keys that servers knew were not sent)" in whole
     if width is not None:
         assert all(len(line) <= width for line in lines if str(tmp_path) not in line)
 

@@ -101,8 +101,10 @@ def test_updates_that_hogwild_lost_are_told_with_their_share(story: Any) -> None
     def said(**counts: int) -> str:
         return " ".join(of_one(tell("one", list(story.run()), {"lost_updates": counts})))
 
-    assert "Of 1,000 updates of one cell that everybody writes to, 12 (1.20%) were lost" in said(counted=1000, lost=12)
-    assert "Of 1,000 updates of one cell that everybody writes to, none was lost" in said(counted=1000, lost=0)
+    assert "Of 1,000 updates of one weight that all workers write to, 12 (1.20%) were lost" in said(
+        counted=1000, lost=12
+    )
+    assert "Of 1,000 updates of one weight that all workers write to, none was lost" in said(counted=1000, lost=0)
     assert "lost" not in said(counted=0, lost=0).replace("worker-3 was lost", "")
 
 

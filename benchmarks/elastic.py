@@ -33,9 +33,8 @@ from shoal.errors import Invalid, ShoalError
 from shoal.events import Gone, Handed, RunEvent, Voided, Warned
 from shoal.inspect.status import StatusClient, look_at
 from shoal.job import Job
-from shoal.nodes.server_strategy import TABLE, TALLY
 from shoal.strategies.parameter_server.run import ServerRun
-from shoal.tables import Sparse, Update
+from shoal.tables import TABLE, TALLY, Sparse, Update
 from shoal.views import axes as draw
 from shoal.views import format
 from shoal.views.axes import INK, LOST, TEST, TRAIN

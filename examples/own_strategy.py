@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Literal
 
 import shoal
-from shoal.nodes.server_strategy import TABLE, ServerStrategy
+from shoal.nodes.server_strategy import ServerStrategy
 from shoal.nodes.trainer import SlotStream
 from shoal.strategy import register
-from shoal.tables import Apply, Each
+from shoal.tables import TABLE, Apply, Each
 
 
 @register

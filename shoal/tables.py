@@ -26,6 +26,9 @@ import msgspec
 from shoal.errors import Invalid
 from shoal.limits import ADMIT, GIVEN_ABOUT, GIVEN_PATH, KEY_LIMIT, PUSHED, SLOTS_PER_STEP, WIDTH
 
+TABLE = "weights"  # a run's model
+TALLY = "tally"  # where there is such a table, every slot adds 1 to its own key
+
 
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An update rule that servers know by name, and its settings. Code never travels."""

@@ -27,9 +27,9 @@ from shoal.inspect.status import look_at
 from shoal.job import Job
 from shoal.launch.cluster import Cluster
 from shoal.nodes.journal import JournalFile
-from shoal.nodes.server_strategy import TABLE, TALLY
 from shoal.store.client.task import Task
 from shoal.strategies.parameter_server.run import ServerRun
+from shoal.tables import TABLE, TALLY
 from shoal.wire import messages as m
 
 LOOK_EVERY = 0.1  # seconds

@@ -10,14 +10,25 @@ is computed, never stored: a billion slots cost as little as ten.
 from __future__ import annotations
 
 import operator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from shoal.data.batch import Ids
 from shoal.errors import Invalid
 
+Slot = tuple[int, int]  # epoch, number
 _MASK = (1 << 64) - 1
+
+
+class SlotRows(Protocol):
+    """The rows of a slot, and the keys whose weights they need."""
+
+    @property
+    def listed(self) -> Any: ...  # a KeyList or a KeyRange
+    @property
+    def nonzeros(self) -> int: ...  # how long a gradient takes, more or less
+    def __len__(self) -> int: ...
 
 
 class SlotOrder(Protocol):

@@ -26,7 +26,7 @@ from shoal.job import Job
 from shoal.keys import KeyValues, Values
 from shoal.models.learner import Learner, Metrics, learner_of
 from shoal.models.linear import Linear
-from shoal.nodes.server_strategy import TABLE
+from shoal.tables import TABLE
 
 _WITHIN = 30.0  # seconds, to read the whole model
 

@@ -23,12 +23,11 @@ from shoal.inspect.status import ADDRESS, PATIENCE, address_of, job_of, look_at,
 from shoal.keys import KeyRange, Keys, Values, as_range
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained, TrainedModule, trained
-from shoal.nodes.server_strategy import TABLE
 from shoal.security.safety import Safety
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
 from shoal.store.query import Question, question_named
-from shoal.tables import Sparse
+from shoal.tables import TABLE, Sparse
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Received, Send
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ from shoal.cluster import groups
 from shoal.cluster.roster import remember
 from shoal.events import Evaluated, Saved, Warned
 from shoal.files import Disk
+from shoal.nodes.coordinator_state import CoordinatorState
+from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.scheduler_journal import ScheduleState, counted_everywhere
 from shoal.store.checkpoint import manifest as checkpoint
 from shoal.store.checkpoint.writer import LATE
@@ -31,10 +33,6 @@ from shoal.tables import Step
 from shoal.timing import DEFAULT
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Store, Stored, Tell
-
-if TYPE_CHECKING:
-    from shoal.nodes.coordinator import Coordinator
-    from shoal.nodes.scheduler import Scheduler
 
 _QUIET_RETRIES = 5  # tries in a row without a fault before a warning
 _REMEMBERED = 16  # steps whose checkpoint or loss is remembered until the other is there
@@ -372,7 +370,7 @@ class CheckpointManager:
     def lost(self, now: int, why: str) -> None:
         self._lost = self._lost or (now, why)
 
-    def tick(self, now: int, of: Coordinator) -> list[Effect]:
+    def tick(self, now: int, of: CoordinatorState) -> list[Effect]:
         roster, scheduler = of.roster, of.scheduler
         self._servers = max(self._servers, len(roster.servers()))
         if scheduler is not None:
@@ -385,10 +383,10 @@ class CheckpointManager:
         run = scheduler or BareStore(roster.incarnations)
         return self.writer.tick(now, of.view.number, lambda: groups.group_view(of.view, ""), run)
 
-    def stored(self, now: int, event: Stored, of: Coordinator) -> list[Effect]:
+    def stored(self, now: int, event: Stored, of: CoordinatorState) -> list[Effect]:
         return self._roll_back(now, event, of) if event.token == _SEARCH else self.writer.stored(now, event)
 
-    def _search(self, now: int, of: Coordinator) -> list[Effect]:
+    def _search(self, now: int, of: CoordinatorState) -> list[Effect]:
         assert self._lost is not None
         here = len(of.roster.servers())
         if self._searching or not here or (here < self._servers and now - self._lost[0] < _RETURN):
@@ -397,7 +395,7 @@ class CheckpointManager:
         found = partial(checkpoint.newest, writer.disk, writer.root, writer.job)
         return [Store(_SEARCH, found if writer.has_folder else lambda: (None, []))]
 
-    def _roll_back(self, now: int, event: Stored, of: Coordinator) -> list[Effect]:
+    def _roll_back(self, now: int, event: Stored, of: CoordinatorState) -> list[Effect]:
         self._searching = False
         scheduler, roster = of.scheduler, of.roster
         if self._lost is None or scheduler is None or not roster.assignment.has_lost() or not roster.servers():

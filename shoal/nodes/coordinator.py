@@ -143,6 +143,10 @@ class Coordinator:
         """Whether the current view is in the journal, so that others may learn of it."""
         return self.roster.number == self.view.number
 
+    @property
+    def is_checkpointing(self) -> bool:
+        return self.checkpoints.writer.in_progress
+
     def _write(self, now: int) -> list[Effect]:
         """One record at a time; what changes meanwhile goes with the next."""
         if self.is_durable or self._writing or now < self._retry:

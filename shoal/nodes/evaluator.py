@@ -23,10 +23,10 @@ from shoal import limits
 from shoal.errors import Fenced, ShoalError, Unanswered
 from shoal.keys import KeyRange, KeyValues, Values
 from shoal.models.learner import Learner
-from shoal.nodes.server_strategy import TABLE
 from shoal.nodes.time_accounting import COMMUNICATE, EVALUATE, IDLE, TimeAccounting
 from shoal.nodes.worker import Worker, is_rolling_back
 from shoal.store.client.task import Task
+from shoal.tables import TABLE
 from shoal.wire import messages as m
 
 _ASK = 20 * limits.MILLISECOND

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from shoal import limits
 from shoal.cluster import rebalance_plan
@@ -24,14 +23,11 @@ from shoal.cluster.move_settings import MoveSettings
 from shoal.cluster.rebalance_plan import WantedMove
 from shoal.cluster.roster import NewReplica
 from shoal.events import LEFT, Handed, Leaving, Shared, Split
+from shoal.nodes.coordinator_state import CoordinatorState
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell
 from shoal.wire.messages.groups import namespace
-
-if TYPE_CHECKING:
-    from shoal.nodes.coordinator import Coordinator
-
 
 _Key = tuple[int, int]  # table's number, segment
 
@@ -67,7 +63,7 @@ class Rebalancer:
         self._releasing: dict[str, int] = {}  # incarnations to release with the next view
         self._last_counts: tuple[dict[str, int], dict[str, int]] = {}, {}  # as last reported
 
-    def leave(self, now: int, name: str, why: str, of: Coordinator) -> tuple[str, list[Effect]]:
+    def leave(self, now: int, name: str, why: str, of: CoordinatorState) -> tuple[str, list[Effect]]:
         """Start a node's departure. Returns why it cannot leave; empty if it can, or is leaving."""
         person = of.roster.members.get(name)
         if name in of.roster.released or (person is not None and person.member.leaving):
@@ -91,7 +87,7 @@ class Rebalancer:
             effects += of.scheduler.warn(f"{what}: start another server, or the loss of the last copy loses data")
         return "", effects
 
-    def drain(self, now: int, sender: str, drain: m.Drain, of: Coordinator) -> list[Effect]:
+    def drain(self, now: int, sender: str, drain: m.Drain, of: CoordinatorState) -> list[Effect]:
         """A request that a node leaves: answered when that is on disk, or refused with a reason."""
         if why := may_send_away(of.roster, sender, drain.name):
             return [Send(sender, m.Refusal(drain.request, "setting", why))]
@@ -108,7 +104,7 @@ class Rebalancer:
             del self._drain_requests[one]
         return [Send(sender, m.Done(request)) for sender, request in done]
 
-    def full(self, now: int, taken: Sequence[NewReplica], of: Coordinator) -> list[Effect]:
+    def full(self, now: int, taken: Sequence[NewReplica], of: CoordinatorState) -> list[Effect]:
         """Segments have a new member by the next view."""
         effects: list[Effect] = []
         groups: dict[tuple[str, str, bool], list[NewReplica]] = {}
@@ -131,7 +127,7 @@ class Rebalancer:
                 effects += self._report(now, opening, of)
         return effects
 
-    def announced(self, now: int, of: Coordinator) -> list[Effect]:
+    def announced(self, now: int, of: CoordinatorState) -> list[Effect]:
         """The view is on disk, and sent to all members."""
         view = of.view
         for one in self._openings:
@@ -148,7 +144,7 @@ class Rebalancer:
         self._last_counts = found
         return [*effects, Tell(Shared(seconds=run.seconds, serves=found[0], copies=found[1]))]
 
-    def opened(self, now: int, sender: str, opened: m.Opened, of: Coordinator) -> list[Effect]:
+    def opened(self, now: int, sender: str, opened: m.Opened, of: CoordinatorState) -> list[Effect]:
         """A new primary serves these."""
         effects: list[Effect] = []
         for one in list(self._openings):
@@ -159,7 +155,7 @@ class Rebalancer:
                 effects += self._report(now, one, of)
         return effects
 
-    def _report(self, now: int, one: OpeningMove, of: Coordinator) -> list[Effect]:
+    def _report(self, now: int, one: OpeningMove, of: CoordinatorState) -> list[Effect]:
         of.counts["hand-overs"] += 1
         if of.scheduler is None:
             return []
@@ -178,13 +174,13 @@ class Rebalancer:
         )
         return [Tell(handed)]
 
-    def tick(self, now: int, of: Coordinator) -> list[Effect]:
+    def tick(self, now: int, of: CoordinatorState) -> list[Effect]:
         """Call it after every event."""
         self._drop_stale(now, of)
         effects = self._release(now, of)
         if (self._state(of) == self._planned_state and now < self._next_plan) or not of.roster.tables:
             return effects
-        if not of.roster.assignment.has_copies or of.checkpoints.writer.in_progress:
+        if not of.roster.assignment.has_copies or of.is_checkpointing:
             return effects
         roster, loads = of.roster, of.roster.loads
         self._next_plan = now + roster.timing.load_every
@@ -212,12 +208,12 @@ class Rebalancer:
         self._planned_state = self._state(of)
         return effects
 
-    def _state(self, of: Coordinator) -> tuple[int, ...]:
+    def _state(self, of: CoordinatorState) -> tuple[int, ...]:
         """The state that a plan depends on: if it is the same, no new plan is needed."""
         shown = [of.roster.members[name].view for name in of.roster.servers()] if self._deferred else []
         return of.roster.number, len(self._openings), *shown
 
-    def _record_started(self, now: int, begun: Sequence[WantedMove], of: Coordinator) -> None:
+    def _record_started(self, now: int, begun: Sequence[WantedMove], of: CoordinatorState) -> None:
         """Note moves that were begun; swaps within a set take effect with the next view."""
         of.counts["moves begun"] += len(begun)
         at_once: dict[tuple[str, str, str], OpeningMove] = {}  # one event for those opened together
@@ -236,7 +232,7 @@ class Rebalancer:
                 opening.segments.append(one.segment)
         self._openings += at_once.values()
 
-    def _split(self, servers: Sequence[str], of: Coordinator) -> list[Effect] | None:
+    def _split(self, servers: Sequence[str], of: CoordinatorState) -> list[Effect] | None:
         roster = of.roster
         tables = list(roster.tables.values())
         found = rebalance_plan.split(tables, servers, roster.loads.rates, roster.loads.halves, self._in_flight())
@@ -254,7 +250,7 @@ class Rebalancer:
     def _in_flight(self) -> list[_Key]:
         return [(one.number, segment) for one in self._openings for segment in one.segments]
 
-    def _drop_stale(self, now: int, of: Coordinator) -> None:
+    def _drop_stale(self, now: int, of: CoordinatorState) -> None:
         """Drop moves whose target is gone or replaced, or that were not confirmed in time."""
         tables = {table.number: table for table in of.roster.tables.values()}
         for one in list(self._openings):
@@ -269,11 +265,11 @@ class Rebalancer:
                 del self._started[number, segment]
                 of.counts["moves given up"] += 1
 
-    def _is_leaving(self, name: str, of: Coordinator) -> bool:
+    def _is_leaving(self, name: str, of: CoordinatorState) -> bool:
         person = of.roster.members.get(name)
         return person is not None and person.member.leaving
 
-    def _release(self, now: int, of: Coordinator) -> list[Effect]:
+    def _release(self, now: int, of: CoordinatorState) -> list[Effect]:
         effects: list[Effect] = []
         for name, person in list(of.roster.members.items()):
             if not person.member.leaving or person.member.role != "server" or of.roster.assignment.count_held(name):
@@ -284,7 +280,7 @@ class Rebalancer:
             effects += of.let_go(now, name)
         return effects
 
-    def moves_in_progress(self, now: int, of: Coordinator) -> list[m.Move]:
+    def moves_in_progress(self, now: int, of: CoordinatorState) -> list[m.Move]:
         """All moves that have begun and are not complete."""
         found: list[m.Move] = []
         for table in of.roster.tables.values():

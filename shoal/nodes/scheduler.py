@@ -36,13 +36,13 @@ from shoal.nodes.scheduler_journal import (
     TrafficTotals,
     replayed,
 )
-from shoal.nodes.server_strategy import TABLE
 from shoal.nodes.time_accounting import COMPUTE, IDLE, KINDS, WAIT
 from shoal.schedule.evaluations import Evaluations
 from shoal.schedule.intervals import Intervals, Runs, count, runs, spread
 from shoal.schedule.slot_queue import SlotQueue
 from shoal.schedule.stop_rules import StopDecision
 from shoal.schedule.stragglers import AutoDelay, SpeculativeCopies
+from shoal.tables import TABLE
 from shoal.timing import DEFAULT, TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send, Tell

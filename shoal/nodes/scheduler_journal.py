@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -25,12 +25,11 @@ from shoal import limits
 from shoal.decoding import look_up
 from shoal.events import Evaluated, RolledBack, Started, Stopped, Voided
 from shoal.schedule.intervals import Intervals, Runs, runs
+from shoal.schedule.slot_queue import SlotQueue
 from shoal.schedule.stop_rules import Patience
+from shoal.timing import TimingSettings
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Persist, Send, Tell
-
-if TYPE_CHECKING:
-    from shoal.nodes.scheduler import Scheduler
 
 JOURNAL_TOKEN = -1  # of the Persist of a line: there is one at a time
 _RETRY = limits.SECOND  # a journal that cannot be written is tried again
@@ -220,6 +219,19 @@ def _merged(held: list[Effect], effects: list[Effect]) -> list[Effect]:
     return [*(one for one in held if not (isinstance(one, Send) and one.to in again)), *effects]
 
 
+class JournaledState(Protocol):
+    """The scheduler, as its journal knows it."""
+
+    workload: SlotQueue
+    timing: TimingSettings
+
+    @property
+    def milestone(self) -> tuple[object, ...]: ...
+    def state(self) -> ScheduleState: ...
+    def summary(self, said: list[DurableEvent]) -> RunSummary: ...
+    def warn(self, what: str) -> list[Effect]: ...
+
+
 class ScheduleJournal:
     """Journals a scheduler's state, and holds effects until their line is durable.
 
@@ -232,7 +244,7 @@ class ScheduleJournal:
     events: the next process sends those of the last line again, and writes a line that says so.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: JournaledState) -> None:
         self._scheduler = scheduler
         self.writing = False  # a line is on its way
         self._needs_snapshot = False  # the journal is wrong: the next line is a snapshot

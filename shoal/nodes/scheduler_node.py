@@ -19,7 +19,7 @@ from shoal.nodes.checkpointing import CheckpointWriter
 from shoal.nodes.membership_journal import split
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.scheduler_journal import JOURNAL_TOKEN
-from shoal.nodes.server_strategy import TABLE
+from shoal.tables import TABLE
 from shoal.wire import messages as m
 from shoal.wire.effects import Durable, Effect, Event, ProcessEnd, Received, Send, Stored, Wake
 from shoal.wire.messages.groups import SCHEDULER, GroupProcessEnded, dealer, whole

@@ -7,7 +7,7 @@ on threads, on processes and in the simulator.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from shoal.strategy import Strategy
 from shoal.tables import Apply, Dense, Sparse, Table, Update
@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from shoal.nodes.trainer import SlotStream
 
 _DENSE_ROWS = 1 << 24  # up to here a table is dense: no index, and a range is one array
-
-TABLE = "weights"
-TALLY = "tally"  # where there is such a table, every slot adds 1 to its own key
-Slot = tuple[int, int]  # epoch, number
-
-
-class SlotRows(Protocol):
-    """The rows of a slot, and the keys whose weights they need."""
-
-    @property
-    def listed(self) -> Any: ...  # a KeyList or a KeyRange
-    @property
-    def nonzeros(self) -> int: ...  # how long a gradient takes, more or less
-    def __len__(self) -> int: ...
 
 
 class ServerStrategy(Strategy, frozen=True, kw_only=True):

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from shoal import limits
 from shoal.cluster import groups
 from shoal.cluster.roster import remember
 from shoal.errors import Invalid
+from shoal.nodes.coordinator_state import CoordinatorState
 from shoal.wire import coding
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Send
 from shoal.wire.messages.groups import Allow, Dissolve
-
-if TYPE_CHECKING:
-    from shoal.nodes.coordinator import Coordinator
 
 Change = m.Create | m.Drop | m.Delay | Allow | Dissolve
 
@@ -50,7 +47,7 @@ class TableAdmin:
     def replay(self, changes: Iterable[tuple[str, int, int]]) -> None:
         self._changes = {(sender, request): number for sender, request, number in changes}
 
-    def cannot_write(self, why: str, of: Coordinator) -> list[Effect]:
+    def cannot_write(self, why: str, of: CoordinatorState) -> list[Effect]:
         """The journal refuses: new tables are not made; those of an earlier process stay."""
         effects: list[Effect] = []
         known = {placed.number for placed in of.view.tables}
@@ -63,7 +60,7 @@ class TableAdmin:
             effects.append(Send(one.sender, m.Refusal(one.request, "full", why)))
         return effects
 
-    def change(self, sender: str, change: Change, of: Coordinator) -> list[Effect]:
+    def change(self, sender: str, change: Change, of: CoordinatorState) -> list[Effect]:
         key = (sender, change.request)
         if sender not in of.roster.members:
             why = "only a member may change tables: say hello first"
@@ -85,7 +82,7 @@ class TableAdmin:
         self._pending.append(TableChange(sender, change.request, of.roster.number, table, number))
         return []
 
-    def _carry_out(self, sender: str, change: Change, of: Coordinator) -> tuple[str, int]:
+    def _carry_out(self, sender: str, change: Change, of: CoordinatorState) -> tuple[str, int]:
         match change:
             case m.Create(_, name, spec, starts, origin, like):
                 placed = of.roster.create(name, spec, starts, origin, like)
@@ -108,7 +105,7 @@ class TableAdmin:
                     of.expel(one, "its group was dissolved")
         return "", 0
 
-    def settle(self, of: Coordinator) -> list[Effect]:
+    def settle(self, of: CoordinatorState) -> list[Effect]:
         shown = [of.roster.members[name].view for name in of.roster.servers()]
         seen = min([of.view.number, *shown])
         effects: list[Effect] = []
@@ -118,7 +115,7 @@ class TableAdmin:
             effects += self._answer(one.sender, one.request, m.Done(one.request))
         return effects
 
-    def undo(self, number: int, reason: str, of: Coordinator) -> list[Effect]:
+    def undo(self, number: int, reason: str, of: CoordinatorState) -> list[Effect]:
         """A server could not set a table up: drop it, and answer with the reason."""
         made = any(one.number == number for one in self._pending)
         if not made and of.scheduler is not None and any(one.number == number for one in of.roster.tables.values()):
@@ -136,12 +133,12 @@ class TableAdmin:
         remember(self._answered, (to, request), answer, limits.MEMBERS)
         return [Send(to, answer)]
 
-    def _waits_for(self, of: Coordinator) -> str:
+    def _waits_for(self, of: CoordinatorState) -> str:
         view = self._pending[0].view if self._pending else 0
         late = [name for name in of.roster.servers() if of.roster.members[name].view < view]
         return ", ".join(late) or ("the servers" if of.is_durable else "the journal")
 
 
-def _fits(of: Coordinator) -> bool:
+def _fits(of: CoordinatorState) -> bool:
     """Has the next view room in a message, with some to spare for those who join?"""
     return len(coding.encode(of.roster.view())) <= limits.HEADER_BYTES // 2

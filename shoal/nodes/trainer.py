@@ -14,24 +14,17 @@ from functools import partial
 from typing import Any, Protocol
 
 from shoal import limits
-from shoal.data.slots import SlotOrder
+from shoal.data.slots import Slot, SlotOrder, SlotRows
 from shoal.emulation import Slowdown
 from shoal.errors import Fenced, Invalid, ShoalError
 from shoal.models.learner import Learner
-from shoal.nodes.server_strategy import (
-    TABLE,
-    TALLY,
-    ServerStrategy,
-    Slot,
-    SlotRows,
-)
 from shoal.nodes.time_accounting import COMMUNICATE, IDLE, TimeAccounting
 from shoal.nodes.worker import Worker, is_rolling_back
 from shoal.schedule.intervals import runs, spread
 from shoal.schedule.slot_queue import MOST
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
-from shoal.tables import Given
+from shoal.tables import TABLE, TALLY, Given
 from shoal.wire import messages as m
 
 _AHEAD = 500 * limits.MILLISECOND  # of work is asked for ahead
@@ -47,6 +40,14 @@ class BatchSource(Protocol):
 
     def local(self, slot: Slot) -> SlotRows: ...
     def make_ready(self, queue: Iterable[int]) -> None: ...  # these slots come next
+
+
+class SlotAlgorithm(Protocol):
+    """What a trainer needs of a ``ServerStrategy``."""
+
+    @property
+    def in_steps(self) -> bool: ...
+    async def run(self, stream: SlotStream) -> None: ...
 
 
 class SlotStream:
@@ -228,7 +229,7 @@ class Trainer:
     def __init__(
         self,
         worker: Worker,
-        strategy: ServerStrategy,
+        strategy: SlotAlgorithm,
         learner: Learner,
         batches: BatchSource,
         slots: SlotOrder,

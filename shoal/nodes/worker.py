@@ -13,9 +13,9 @@ from typing import Any
 from shoal import limits
 from shoal.cluster.membership_client import MembershipClient
 from shoal.errors import Closed, Refused, Unanswered
-from shoal.nodes.server_strategy import TABLE
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
+from shoal.tables import TABLE
 from shoal.wire import messages as m
 from shoal.wire.effects import Compute, Computed, Effect, Event, Received, Tick, Wake
 from shoal.wire.messages.groups import SCHEDULER, namespace, whole

@@ -26,7 +26,6 @@ from shoal.errors import ShoalError
 from shoal.events import Evaluated, RolledBack, Saved, Started, Stopped, Voided
 from shoal.keys import Values
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.server_strategy import TABLE, TALLY
 from shoal.schedule.intervals import spread
 from shoal.schedule.slot_queue import DEATHS
 from shoal.schedule.stop_rules import ENDLESS
@@ -36,6 +35,7 @@ from shoal.simulation.scenarios import Scenario, Trace, Verdict, Violation, coun
 from shoal.simulation.training_plan import STEP, TrainingPlan, draw
 from shoal.simulation.training_world import BEGINS_WITHIN, Origin, PartsWatch, TrainingWorld, paced
 from shoal.simulation.world import World
+from shoal.tables import TABLE, TALLY
 
 WAYS = 1_000  # block-proximal: combinations of holders that are tried
 LEGITIMATE = (  # ends that a plan may bring about, with the words that say so

@@ -23,6 +23,7 @@ import numpy as np
 from shoal import limits
 from shoal.cluster import placement
 from shoal.data.datasets import Dataset
+from shoal.data.slots import Slot
 from shoal.errors import Refused, ShoalError
 from shoal.events import Delayed, Evaluated, RunEvent, Warned
 from shoal.job import Job
@@ -36,7 +37,6 @@ from shoal.nodes.factory import make_checkpoints, make_judge, make_table, make_t
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.scheduler_journal import JournalSnapshot, counted_everywhere
 from shoal.nodes.scheduler_node import SchedulerNode
-from shoal.nodes.server_strategy import TABLE, TALLY, Slot
 from shoal.nodes.trainer import SlotStream, Trainer
 from shoal.nodes.worker import Worker
 from shoal.schedule import stragglers
@@ -56,7 +56,7 @@ from shoal.strategies.block_proximal import algorithm
 from shoal.strategies.block_proximal.algorithm import BlockProximal, HeldPart
 from shoal.strategies.block_proximal.order import BlockOrder
 from shoal.strategies.parameter_server.algorithm import is_newer
-from shoal.tables import Dense, Update
+from shoal.tables import TABLE, TALLY, Dense, Update
 from shoal.wire import messages as m
 from shoal.wire.effects import Node, ProcessEnd, Send
 from shoal.wire.messages.groups import dealer, member_name, whole

@@ -24,10 +24,10 @@ from shoal.data.datasets import Dataset, load
 from shoal.events import Evaluated, RunEvent
 from shoal.job import Job
 from shoal.models.learner import learner_of
-from shoal.nodes.server_strategy import TABLE
 from shoal.run.folder import EventLog
 from shoal.run.run import make_run, summarise
 from shoal.strategies.parameter_server.run import ServerRun
+from shoal.tables import TABLE
 from shoal.training.run import RunHandle, RunStart
 from shoal.training.tracker import RunResult
 from shoal.wire.messages import RunProgress

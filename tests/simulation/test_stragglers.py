@@ -8,13 +8,13 @@ import pytest
 
 from shoal.events import Stopped
 from shoal.limits import SECOND
-from shoal.nodes.server_strategy import TABLE
 from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.faults import STRAGGLING, Fault, FaultPlan, Stragglers
 from shoal.simulation.scenarios import Verdict
 from shoal.simulation.store_scenario import StoreRun
 from shoal.simulation.training_plan import TrainingPlan
 from shoal.simulation.training_world import TrainingWorld, paced
+from shoal.tables import TABLE
 
 STEPS = {"kind": "step", "workers": 3, "servers": 2, "slots": 24, "slots_per_step": 4, "max_delay": 0, "lasts": 9_000}
 SLOW = Fault("slower", 0, 9_000, "worker-0", rate=10)

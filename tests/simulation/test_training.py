@@ -18,7 +18,6 @@ from click.testing import CliRunner
 from shoal.cli.main import main
 from shoal.events import RolledBack, Saved, Stopped
 from shoal.limits import SECOND
-from shoal.nodes.server_strategy import TABLE, TALLY
 from shoal.schedule.slot_queue import SlotQueue
 from shoal.simulation.faults import FaultPlan
 from shoal.simulation.reference import FIRST as FIRST_HAND
@@ -27,6 +26,7 @@ from shoal.simulation.training_plan import GROUP, STEP, TrainingPlan, draw
 from shoal.simulation.training_scenario import TRAINING, TrainingChecker, TrainingScenario, _lost
 from shoal.simulation.training_world import PartsWatch, TrainingWorld, data_of, paced
 from shoal.strategies.block_proximal.algorithm import BlockProximal, HeldPart
+from shoal.tables import TABLE, TALLY
 from tests.harness.seeds import by_tier, check, check_caught
 
 STRATEGIES: dict[str, dict[str, Any]] = {

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import msgspec
 import numpy as np
 
+from shoal.data.slots import Slot
 from shoal.errors import BadValues, Invalid
 from shoal.keys import KeyList
 from shoal.limits import SLOTS_PER_STEP
@@ -33,12 +34,12 @@ from shoal.models.block_margins import BlockMargins
 from shoal.models.columns import SOLVED, CscColumns
 from shoal.models.learner import Learner, LinearLearner
 from shoal.models.linear import Linear
-from shoal.nodes.server_strategy import TABLE, ServerStrategy, Slot
+from shoal.nodes.server_strategy import ServerStrategy
 from shoal.store.client.task import Task
 from shoal.strategies.block_proximal.order import BlockOrder
 from shoal.strategies.parameter_server.algorithm import is_newer, settle
 from shoal.strategy import register
-from shoal.tables import Apply, Step, Table, Update
+from shoal.tables import TABLE, Apply, Step, Table, Update
 
 if TYPE_CHECKING:
     from shoal.data.slots import SlotOrder

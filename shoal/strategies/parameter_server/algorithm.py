@@ -16,18 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from shoal.data.slots import Slot, SlotRows
 from shoal.errors import BadValues, Invalid
 from shoal.limits import ADMIT, SLOTS_PER_STEP
-from shoal.nodes.server_strategy import (
-    TABLE,
-    ServerStrategy,
-    Slot,
-    SlotRows,
-)
+from shoal.nodes.server_strategy import ServerStrategy
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
 from shoal.strategy import register
-from shoal.tables import Apply, Each, Sparse, Step, Table, Update
+from shoal.tables import TABLE, Apply, Each, Sparse, Step, Table, Update
 
 if TYPE_CHECKING:
     from shoal.nodes.trainer import SlotStream

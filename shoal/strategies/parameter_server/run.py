@@ -37,11 +37,11 @@ from shoal.nodes.evaluator import Evaluator
 from shoal.nodes.journal import JournalFile
 from shoal.nodes.loop import Loop
 from shoal.nodes.scheduler_journal import JournalSnapshot, ScheduleState
-from shoal.nodes.server_strategy import TABLE
 from shoal.nodes.trainer import Trainer
 from shoal.nodes.worker import Worker
 from shoal.store.checkpoint.manifest import Manifest
 from shoal.store.client.task import Task
+from shoal.tables import TABLE
 from shoal.training.local_checkpoint import BestModel
 from shoal.training.preflight import check, table_of
 from shoal.training.run import RunStart

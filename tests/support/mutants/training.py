@@ -10,13 +10,13 @@ from unittest import mock
 from msgspec.structs import replace
 
 from shoal.cluster.roster import Roster
+from shoal.data.slots import Slot, SlotRows
 from shoal.files import Disk
 from shoal.nodes import factory
 from shoal.nodes.evaluator import EvaluationOrder, Evaluator
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.scheduler_journal import ScheduleState
 from shoal.nodes.scheduler_node import SchedulerNode
-from shoal.nodes.server_strategy import Slot, SlotRows
 from shoal.nodes.trainer import SlotStream, Trainer
 from shoal.nodes.worker import Worker
 from shoal.schedule.evaluations import Evaluations

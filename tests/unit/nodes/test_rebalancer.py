@@ -24,9 +24,8 @@ from shoal.nodes.drainable import DrainableNode
 from shoal.nodes.rebalancer import OpeningMove, Rebalancer
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.server import Server
-from shoal.nodes.server_strategy import TABLE
 from shoal.store.server.table_server import TableServer
-from shoal.tables import Dense
+from shoal.tables import TABLE, Dense
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Received, Tell
 from tests.support.fake_run import scheduler

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from shoal.data.batch import Local
+from shoal.data.slots import Slot
 from shoal.errors import Invalid
 from shoal.keys import KeyRange
 from shoal.limits import SECOND
-from shoal.nodes.server_strategy import TABLE, Slot
 from shoal.nodes.worker import Worker
 from shoal.store.client.client import Client
 from shoal.store.client.task import Task
@@ -24,7 +24,7 @@ from shoal.strategies.parameter_server.algorithm import (
     ParameterServer,
     Sync,
 )
-from shoal.tables import Dense, Each, Sparse, Step
+from shoal.tables import TABLE, Dense, Each, Sparse, Step
 from shoal.wire import messages as m
 from shoal.wire.effects import Effect, Received, Send, Tick
 

@@ -31,7 +31,8 @@ scenario("store").mutants["no ledger"]().start()
 def job_of(strategy: str = "async", **changes: Any) -> Job:
     """One that lasts some seconds, however fast the machine: a nemesis needs time."""
     settings: dict[str, Any] = {"data": {"source": "clicks", "rows": 20_000, "batch": 16}, "strategy": strategy}
-    return Job.of(settings | {"workers": 3, "servers": 2} | changes)
+    slow = {"per_example": 2e-4}  # seconds: 2.7 in all on three workers
+    return Job.of(settings | {"workers": 3, "servers": 2, "emulate": slow} | changes)
 
 
 def broken(job: Job, **settings: Any) -> ChaosReport:
@@ -67,7 +68,7 @@ class Heard(ChaosListener):
 def test_a_drill_ends_at_one_time_kills_a_server_and_calls_nothing_planned_a_fault() -> None:
     heard = Heard()
     settings = ChaosSettings(gap=(0.3, 0.6), pause=(0.5, 1.0), joins=0.4, servers=(2, 5), seed=2)
-    job = job_of(servers=3, copies=2, emulate={"per_example": 1e-4})
+    job = job_of(servers=3, copies=2)
     report = drill(job, settings, 1.0, heard, CleanRun(PASSES, None, 1.0))
     assert report.ok, report.wrong
     (over,) = [seconds for seconds, _, text in heard.lines if text.startswith("over: ")]
@@ -79,7 +80,8 @@ def test_a_drill_ends_at_one_time_kills_a_server_and_calls_nothing_planned_a_fau
 
 def undisturbed_sync() -> str:
     """The model of the same job on one worker and one server in this process, that nobody hurts."""
-    job = job_of("sync", workers=1, servers=1, stop={"epochs": float(PASSES)}, launch={"how": "threads"})
+    threads = {"how": "threads"}
+    job = job_of("sync", workers=1, servers=1, stop={"epochs": float(PASSES)}, launch=threads, emulate={})
     with ServerRun(job, load(job.data, job.seed)) as training:
         outcome = training.wait(120.0)
     assert outcome is not None and outcome.judged is not None and not outcome.failed

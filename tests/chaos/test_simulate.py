@@ -25,4 +25,5 @@ def test_its_processes_end_with_it(number: signal.Signals) -> None:
             process.send_signal(number)
         said = process.stderr.read()
     assert soon(lambda: all(is_gone(one.pid) for one in below))
-    assert "Traceback" not in said
+    if number != signal.SIGKILL:  # a child that is just being started when its parent is killed complains by itself
+        assert "Traceback" not in said

@@ -14,7 +14,7 @@ Speed-ups are against the best case of one thread, of any way. The contestants:
     others      the ways of Hogwild, as threads of this process
     sklearn     scikit-learn's SGDClassifier, one thread, if it is installed
 
-The clock stops while the model is judged. A round begins when all threads are ready and ends with
+The clock stops while the model is evaluated. A round begins when all threads are ready and ends with
 the last of them. What repeats (key lists, hot columns) is made before and not timed.
 """
 
@@ -292,7 +292,7 @@ def _rows_of(order: Ids, batch: int, rows: int) -> Ids:
 def curve(
     stage: Stage, variant: Variant, step: float, threads: int, passes: int, points: int, target: float | None = None
 ) -> Curve:
-    """Train to the target loss, or for so many epochs, judged ``points`` times in each."""
+    """Train to the target loss, or for so many epochs, evaluated ``points`` times in each."""
     runner = stage.runner(variant, step, threads)
     count, size = len(stage.rows), variant.batch
     slots = -(-count // size)
@@ -334,7 +334,7 @@ class Settings(Record, frozen=True, kw_only=True):
     # hot keys, and rows between two merges
     splits: tuple[tuple[int, int], ...] = ((2_048, 256), (8_192, 1_024))
     passes: int = 3
-    points: int = 4  # in a pass, at which the model is judged
+    points: int = 4  # in a pass, at which the model is evaluated
     repeat: int = 3
     test_rows: int = 20_000
     grid: int = 7  # steps of a grid, at most

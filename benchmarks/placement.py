@@ -34,7 +34,7 @@ from shoal.cluster.roster import Roster
 from shoal.errors import Invalid
 from shoal.limits import SEGMENTS_PER_SERVER
 from shoal.tables import Dense
-from shoal.wire.messages import Full, Replicas, TablePlaces
+from shoal.wire.messages import BackfillComplete, Replicas, TablePlaces
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -270,7 +270,7 @@ def _refilled(roster: Roster) -> None:
         for number, place in enumerate(roster.tables["w"].places):
             if place.filling:
                 theirs = roster.members[place.filling].member.incarnation
-                full = Full(0, roster.tables["w"].number, [number], [place.epoch], place.filling, theirs)
+                full = BackfillComplete(0, roster.tables["w"].number, [number], [place.epoch], place.filling, theirs)
                 roster.assignment.filled(place.servers[0], full)
         for person in roster.members.values():
             person.view = roster.number

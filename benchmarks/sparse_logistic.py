@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Fits = Iterator[tuple[float, Floats]]
 # One column of each field is in every row: with 1 these two take a thousand epochs or more.
 L1 = {"a9a": 10.0, "criteo_tb": 10.0}
-LOOKS = 25  # how often a solver is judged while it doubles its epochs
+LOOKS = 25  # how often a solver is evaluated while it doubles its epochs
 
 
 class Settings(Record, frozen=True, kw_only=True):

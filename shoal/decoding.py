@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 
-def look_up(*kinds: Any) -> None:
+def resolve_types(*kinds: Any) -> None:
     """Resolve the fields of these types; call it at the end of their module."""
     for kind in kinds:
         msgspec.json.Decoder(kind)

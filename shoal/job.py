@@ -28,13 +28,13 @@ from shoal import limits, registry
 from shoal.cluster.move_settings import MoveSettings
 from shoal.data.datasets import DataSource
 from shoal.data.slots import SlotOrder
-from shoal.decoding import look_up
+from shoal.decoding import resolve_types
 from shoal.emulation import Emulation
 from shoal.errors import Invalid
 from shoal.models.linear import Linear
 from shoal.models.torch_module import Module
 from shoal.schedule.stop_rules import StopRules
-from shoal.settings import beside, changed, toml_lines
+from shoal.settings_tree import beside, changed, toml_lines
 from shoal.store.client.filtering import check_named
 from shoal.store.table.update import UpdateSettings as UpdateSettings
 from shoal.strategy import Strategy, strategies
@@ -356,5 +356,5 @@ def _choices(setting: str) -> list[str]:
     return list(dict.fromkeys([*names, *(["a whole number"] if names and int in found else [])]))
 
 
-look_up(Job)
+resolve_types(Job)
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Job)}

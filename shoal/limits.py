@@ -1,8 +1,8 @@
-"""Every bound and default in one place; ``shoal limits`` prints this page.
+"""Every bound of the protocol in one place; ``shoal limits`` prints this page.
 
 Times are integer nanoseconds, sizes are bytes unless the name says otherwise. Protocol code reads
 its bounds only here, so that tests and readers find all of them. The operator sets how long nodes
-wait for each other: ``timing``.
+wait for each other: ``timing``. What a job leaves out has its default in ``job``.
 """
 
 from __future__ import annotations

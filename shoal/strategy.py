@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import msgspec
 
 from shoal.data.slots import SlotOrder, Slots
-from shoal.decoding import look_up
+from shoal.decoding import resolve_types
 from shoal.errors import Invalid
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def register(kind: Kind) -> Kind:
     name = str(kind.__struct_config__.tag)
     if _known.get(name, kind) is not kind and _known[name].__qualname__ != kind.__qualname__:
         raise Invalid(f"a strategy {name!r} is known already: give yours another tag")
-    look_up(kind)
+    resolve_types(kind)
     _known[name] = kind
     return kind
 

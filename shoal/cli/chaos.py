@@ -70,7 +70,7 @@ def chaos(
     from shoal.chaos.drill import drill
     from shoal.chaos.show import audience
     from shoal.job import Job
-    from shoal.settings import changed
+    from shoal.settings_tree import changed
 
     settings |= {"evaluate.every": EVALUATE_EVERY} | ({"data.rows": ROWS} if data == "clicks" else {})
     settings["checkpoint.every"] = max(2.0, seconds / 12)

@@ -150,7 +150,7 @@ def out_file(help: str) -> Decorator:
 
 def _parse_changes(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, Any]:
     from shoal.errors import Invalid
-    from shoal.settings import settings_of
+    from shoal.settings_tree import settings_of
 
     try:
         return settings_of(value)
@@ -222,7 +222,7 @@ def no_answer(who: str, where: str) -> click.ClickException:
 def job_from(data: str, settings: dict[str, Any]) -> Job:
     """The job in a file (.toml), or that trains on this data."""
     from shoal.job import Job
-    from shoal.settings import changed
+    from shoal.settings_tree import changed
 
     return Job.load(Path(data), settings) if data.endswith(".toml") else Job.of(changed({"data": data}, settings))
 

@@ -2,7 +2,7 @@
 
     placement          a table's keys cut into segments, and their servers chosen on a hash ring
     roster             ``Roster``: members and tables behind the view; ``Assignment``: replicas
-    rebalance          measures load, and plans moves that even out segments and load
+    rebalance_plan     measures load, and plans moves that even out segments and load
     membership_client  a node's own side: hello, heartbeats, views
     groups             what worker groups may do; ``move_settings``: what an operator may set
 

@@ -119,10 +119,10 @@ def allow(roster: Roster, group: GroupLimits) -> None:
 
 def may_send_away(roster: Roster, sender: str, name: str) -> str:
     """Why the sender may not remove that node; empty if it may."""
-    person = roster.members.get(sender)
-    if person is None:
+    entry = roster.members.get(sender)
+    if entry is None:
         return "only a member may drain a node: join first"
-    group = person.member.group
+    group = entry.member.group
     if group and namespace(name) != group:
         return f"{sender} is in group {group!r}, and {name[:64]!r} is not: only the operator can drain it"
     return ""

@@ -26,7 +26,7 @@ from shoal.cluster.rebalance_plan import LoadStats, WantedMove, atomic_groups
 from shoal.errors import Invalid
 from shoal.tables import Table, checked
 from shoal.timing import DEFAULT, TimingSettings
-from shoal.wire.messages import Full, Member, Replicas, TablePlaces, View
+from shoal.wire.messages import BackfillComplete, Member, Replicas, TablePlaces, View
 from shoal.wire.messages.groups import SCHEDULER, GroupLimits
 
 ROLES = ("server", "worker", "client", "evaluator", SCHEDULER)
@@ -87,7 +87,7 @@ class Roster:
         self._view = None
 
     def servers(self) -> list[str]:
-        return [name for name, person in self.members.items() if person.member.role == "server"]
+        return [name for name, entry in self.members.items() if entry.member.role == "server"]
 
     def staying(self) -> list[str]:
         """Servers that may be given something; all, if all of them are leaving."""
@@ -96,7 +96,7 @@ class Roster:
 
     def view(self) -> View:
         if self._view is None:
-            members = [person.member for person in self.members.values()]
+            members = [entry.member for entry in self.members.values()]
             tables, groups = list(self.tables.values()), list(self.groups.values())
             self._view = View(self.term, self.number, self.generation, members, tables, groups, self.timing)
         return self._view
@@ -133,8 +133,8 @@ class Roster:
         return _process(token) in self.replaced.get(name, ()) and not self.is_over(name, token)
 
     def knows(self, name: str, token: str) -> MemberRecord | None:
-        person = self.members.get(name)
-        return person if person is not None and person.token == token else None
+        entry = self.members.get(name)
+        return entry if entry is not None and entry.token == token else None
 
     def is_over(self, name: str, token: str) -> bool:
         """A hello that comes too late: that life has ended."""
@@ -149,10 +149,10 @@ class Roster:
         self.lost.pop(name, None)
         self.released.pop(name, None)
         self._note_message(now)
-        person = self.members[name] = MemberRecord(Member(name, incarnation, role, address, group=group), token, now)
+        entry = self.members[name] = MemberRecord(Member(name, incarnation, role, address, group=group), token, now)
         self.changed()
-        person.since = self.number
-        return person
+        entry.since = self.number
+        return entry
 
     def displace(self, name: str, token: str) -> None:
         """Another process takes this name: the old one may not take it back meanwhile."""
@@ -161,17 +161,17 @@ class Roster:
             remember(self.replaced, name, [*self.replaced.get(name, ())[1 - _LIVES :], before], limits.FORMER)
 
     def remove(self, name: str, reason: str) -> None:
-        person = self.members.pop(name)
-        remember(self.retired, name, [*self.retired.get(name, ())[1 - _LIVES :], person.token], limits.FORMER)
-        if person.member.role == "server":
+        entry = self.members.pop(name)
+        remember(self.retired, name, [*self.retired.get(name, ())[1 - _LIVES :], entry.token], limits.FORMER)
+        if entry.member.role == "server":
             self.note_lost(name, reason)
             self.assignment.without(name)
         self.changed()
 
     def leave(self, name: str) -> None:
         """A node is to leave: it is given nothing more, and others are filled in its place."""
-        person = self.members[name]
-        person.member = replace(person.member, leaving=True)
+        entry = self.members[name]
+        entry.member = replace(entry.member, leaving=True)
         self.assignment.replace_places(lambda at: replace(at, filling="") if at.filling == name else at)
         self.changed()
 
@@ -185,9 +185,9 @@ class Roster:
     def suspects(self) -> list[str]:
         return [name for name, one in self.members.items() if one.suspected and one.member.role == "server"]
 
-    def mark_alive(self, now: int, person: MemberRecord) -> None:
+    def mark_alive(self, now: int, entry: MemberRecord) -> None:
         self._note_message(now)
-        person.last_seen = now
+        entry.last_seen = now
 
     def _note_message(self, now: int) -> None:
         # Every member sends heartbeats. If none came, this node was cut off: the next message may
@@ -199,15 +199,15 @@ class Roster:
     def forgive(self, nanoseconds: int) -> None:
         """Ignore this much silence of all members: this process slept, or was cut off."""
         self.last_seen += nanoseconds
-        for person in self.members.values():
-            person.last_seen += nanoseconds
+        for entry in self.members.values():
+            entry.last_seen += nanoseconds
 
     def find_dead(self, now: int) -> Iterator[str]:
         """Members that must go; each is removed before the next. Late ones are suspected."""
-        for person in self.members.values():
-            person.suspected = now - person.last_seen >= self.timing.suspect
-        for name, person in list(self.members.items()):
-            if now - person.last_seen >= self.timing.dead and not self.assignment.is_needed(name):
+        for entry in self.members.values():
+            entry.suspected = now - entry.last_seen >= self.timing.suspect
+        for name, entry in list(self.members.items()):
+            if now - entry.last_seen >= self.timing.dead and not self.assignment.is_needed(name):
                 yield name
 
     def create(
@@ -264,7 +264,7 @@ class Roster:
         All but servers are removed: what they sent before counts nowhere.
         """
         self.generation += 1
-        for name in [name for name, person in self.members.items() if person.member.role != "server"]:
+        for name in [name for name, entry in self.members.items() if entry.member.role != "server"]:
             self.remove(name, "the run rolled back to a checkpoint")
         for name, table in list(self.tables.items()):
             del self.tables[name]
@@ -304,10 +304,11 @@ class Assignment:
     """Which servers hold each segment of a roster's tables, and how that changes.
 
     A server is filled with a segment while the set serves on (``Replicas.filling``). When its
-    primary says that it has everything (``Full``), it joins the set or replaces a member of it
-    (``Replicas.instead``): so a segment moves. Two members of a set may also swap: nothing is
-    copied. Every change of a set has a new epoch, and messages of an older one count for nothing.
-    A server is filled only after it has confirmed a view without the segment, and so dropped it.
+    primary says that it has everything (``BackfillComplete``), it joins the set or replaces a
+    member of it (``Replicas.instead``): so a segment moves. Two members of a set may also swap:
+    nothing is copied. Every change of a set has a new epoch, and messages of an older one count for
+    nothing. A server is filled only after it has confirmed a view without the segment, and so
+    dropped it.
     """
 
     roster: Roster
@@ -316,8 +317,8 @@ class Assignment:
 
     def shrink(self, primary: str, server: str, theirs: int, now: int = 0) -> bool:
         """A primary goes on without a server that it cannot reach. False if that is stale."""
-        person = self.roster.members.get(server)
-        if person is not None and person.member.incarnation != theirs:
+        entry = self.roster.members.get(server)
+        if entry is not None and entry.member.incarnation != theirs:
             return False
 
         def without(place: Replicas) -> Replicas:
@@ -332,11 +333,11 @@ class Assignment:
 
         return self._new_view_if(self.replace_places(without))
 
-    def filled(self, primary: str, full: Full) -> list[NewReplica]:
+    def filled(self, primary: str, full: BackfillComplete) -> list[NewReplica]:
         """A server has been filled with these segments: add it to their sets, unless stale."""
-        person = self.roster.members.get(full.server)
+        entry = self.roster.members.get(full.server)
         table = next((one for one in self.roster.tables.values() if one.number == full.table), None)
-        if person is None or person.member.incarnation != full.theirs or table is None:
+        if entry is None or entry.member.incarnation != full.theirs or table is None:
             return []
         epochs = dict(zip(full.segments, full.epochs, strict=False))
         places, taken = list(table.places), list[NewReplica]()
@@ -377,8 +378,8 @@ class Assignment:
 
     def _may_fill(self, now: int, name: str, place: Replicas) -> bool:
         """Whether this server can be filled: it dropped what it had, and can be reached."""
-        person = self.roster.members[name]
-        if name in place.servers or person.view < max(place.epoch, person.since):
+        entry = self.roster.members[name]
+        if name in place.servers or entry.view < max(place.epoch, entry.since):
             return False
         return now >= self.unreachable.get((place.servers[0], name), 0)
 
@@ -408,8 +409,8 @@ class Assignment:
             if all(self.roster.members[name].suspected for name in left):
                 return False  # those left may be dead, which is not known yet
             return self._put_one(table, one.segment, self._without(place, one.source))
-        person = self.roster.members.get(one.target)
-        if person is None or person.member.leaving or person.suspected:
+        entry = self.roster.members.get(one.target)
+        if entry is None or entry.member.leaving or entry.suspected:
             return False
         if one.target in place.servers:
             other = {one.source: one.target, one.target: one.source}
@@ -421,8 +422,8 @@ class Assignment:
         return self._put_one(table, one.segment, replace(place, filling=one.target, instead=one.source))
 
     def _shown(self, name: str) -> int:
-        person = self.roster.members.get(name)
-        return -1 if person is None else person.view
+        entry = self.roster.members.get(name)
+        return -1 if entry is None else entry.view
 
     def count_held(self, name: str) -> int:
         places = (place for table in self.roster.tables.values() for place in table.places)

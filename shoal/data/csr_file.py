@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.data.batch import Batch, Columns, Floats, Hashing, Ids, take
-from shoal.decoding import look_up
+from shoal.decoding import resolve_types
 from shoal.errors import Invalid
 from shoal.limits import FEATURES, LABELS_COUNTED
 
@@ -389,4 +389,4 @@ def fingerprint(folder: Path) -> str:
     return found.hexdigest()
 
 
-look_up(CsrMeta)
+resolve_types(CsrMeta)

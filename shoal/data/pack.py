@@ -22,7 +22,7 @@ from shoal.data import mnist, npz, readers, synthetic
 from shoal.data.batch import Batch, Hashing, Ids, take
 from shoal.data.csr_file import CsrFile, CsrWriter, StagingFolder, write_json
 from shoal.data.dense_file import DenseExamples, DensePair, Inputs, classes_of, write
-from shoal.decoding import look_up
+from shoal.decoding import resolve_types
 from shoal.errors import Invalid
 from shoal.limits import MB
 
@@ -290,4 +290,4 @@ def _parts(
         _tell(progress, name, min(first + COPIED_AT_ONCE, len(rows)))
 
 
-look_up(PackInfo)
+resolve_types(PackInfo)

@@ -1,8 +1,8 @@
 """Quantizers: sixteen, eight or one bit per value.
 
     float16, bfloat16    rounded to nearest; for any table
-    int8                 each column of a push (or answer) has one scale: its largest value is 127
-                         steps, or fewer; code -128 is -0.0, which pulls must preserve
+    int8                 each column of a push (or answer) has one scale, so that its largest
+                         value is at most 127 steps; code -128 is -0.0, which pulls preserve
     one_bit              each column of a push has two values, the mean of its negative and of its
                          positive values
 

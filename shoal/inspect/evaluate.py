@@ -114,7 +114,7 @@ class ModelEvaluator(contextlib.AbstractContextManager["ModelEvaluator"]):
                 course = looking.look().course
                 steps = None if course is None else course.steps
         weights = self._from_file() if self._kv is None else self._pulled(self._kv)
-        loss, metrics = self._learner.judge(self._data.test, weights)
+        loss, metrics = self._learner.evaluate(self._data.test, weights)
         return EvaluationResult(self._data.test.rows, loss, metrics, steps, self._kv is not None)
 
     def _pulled(self, kv: KV) -> Values:

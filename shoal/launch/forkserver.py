@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shoal.decoding import look_up
+from shoal.decoding import resolve_types
 from shoal.errors import Invalid
 from shoal.launch import process_main
 from shoal.launch.process_main import ProcessFailed, ProcessMessage, ProcessOrders
@@ -323,7 +323,7 @@ def _has_one_thread() -> bool:
     return True
 
 
-look_up(ForkserverSetup, Order, Report)
+resolve_types(ForkserverSetup, Order, Report)
 
 if __name__ == "__main__":
     main()

@@ -33,7 +33,7 @@ from shoal.launch.process_main import ProcessMessage, ProcessOrders, state_of, s
 from shoal.launch.process_pool import DONE, ProcessPool
 from shoal.models.learner import Data
 from shoal.training.local_checkpoint import LocalCheckpoint, read
-from shoal.training.run import RunStart, TrackedRun
+from shoal.training.tracked_run import RunStart, TrackedRun
 
 BY_ITSELF = "its process ended (exit code 0) without being asked to"
 LEFT = "it left"
@@ -220,8 +220,8 @@ class PoolRun(TrackedRun):
             return
         self._ready()
         # A resumed run may have no slots left: it was killed just before its end.
-        if self.tracker.unjudged or self.tracker.room() <= 0:
-            self._judge()
+        if self.tracker.unevaluated or self.tracker.room() <= 0:
+            self._evaluate()
 
     def _workers_left(self) -> bool:
         return bool(self.workers)

@@ -32,7 +32,7 @@ class Learner(ABC):
         """The sum of the losses of a slot's rows, and the mean or the sum of their gradients."""
 
     @abstractmethod
-    def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
+    def evaluate(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
         """The mean loss on test rows, and metrics."""
 
     @abstractmethod
@@ -70,8 +70,8 @@ class LinearLearner(Learner):
             counts[:features] = self.train.counts[local.keys[:features]]
         return self.model.gradient(local, weights, mean, counts)
 
-    def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
-        return self.model.judge(test, weights)
+    def evaluate(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
+        return self.model.evaluate(test, weights)
 
     def keep(self, weights: Floats) -> Trained:
         return Trained(weights, self.model, self.train.features, self.train.hashing)
@@ -100,8 +100,8 @@ class ObjectiveLearner(LinearLearner):
         self.l1, self.l2 = l1, l2
         self._occur = int(np.count_nonzero(train.counts)) + model.bias
 
-    def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
-        loss, metrics = super().judge(test, weights)
+    def evaluate(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
+        loss, metrics = super().evaluate(test, weights)
         found = objective_at(self.train, self.model, weights, self.l1, self.l2)
         skipped = float(np.count_nonzero(np.signbit(weights) & (weights == 0))) / max(1, self._occur)
         return loss, {**found, "skipped": skipped, **metrics}

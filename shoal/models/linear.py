@@ -122,7 +122,7 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
             kernels.to_probabilities(margins)
         return margins
 
-    def judge(self, test: RowSource, weights: Floats) -> tuple[float, dict[str, float | None]]:
+    def evaluate(self, test: RowSource, weights: Floats) -> tuple[float, dict[str, float | None]]:
         """The mean loss over all rows, and metrics.
 
         accuracy    rows on the side of their class; a margin of 0 counts as -1

@@ -208,7 +208,7 @@ class ModuleLearner(Learner):
                     f"parameter {name!r} of model {self.model.net!r} was replaced: change its values in place"
                 )
 
-    def judge(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
+    def evaluate(self, test: Any, weights: Floats) -> tuple[float, Metrics]:
         if not test.rows:
             raise Invalid("the test set has no rows: give one with rows, or none")
         total, hits, outputs, labels = 0.0, 0, [], []

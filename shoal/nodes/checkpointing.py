@@ -126,7 +126,7 @@ class CheckpointWriter:
         self._requested, self._not_before = True, 0
 
     def evaluated(self, effects: Sequence[Effect]) -> list[Effect]:
-        """Among these effects a model may have been judged: its checkpoint may be the best."""
+        """Among these effects a model may have been evaluated: its checkpoint may be the best."""
         events = [one.event for one in effects if isinstance(one, Tell) and isinstance(one.event, Evaluated)]
         return [one for event in events for one in self.judged(event.steps, event.test_loss)]
 

@@ -86,7 +86,7 @@ class Coordinator:
         if self.scheduler is not None:
             self.scheduler.timing = self.timing
         if self.scheduler is not None and lines:
-            members = (person.member for person in self.roster.members.values())
+            members = (entry.member for entry in self.roster.members.values())
             workers = [member.incarnation for member in members if member.role == "worker" and not member.group]
             self.scheduler.resume(lines, workers)
             self._restarted = bool(self.roster.members)
@@ -132,8 +132,8 @@ class Coordinator:
     def _wake_up(self, now: int) -> None:
         """Forgive silence of the time in which this process slept or was not there."""
         if not self._last:
-            for person in self.roster.members.values():
-                self.roster.mark_alive(now, person)
+            for entry in self.roster.members.values():
+                self.roster.mark_alive(now, entry)
         elif now - self._last > self.timing.suspect:
             self.roster.forgive(now - self._last)
         self._last = now
@@ -214,7 +214,7 @@ class Coordinator:
                 return self._remove(now, sender, why[:_WHY], died=True)
             case m.Want() | m.EvaluationReady():
                 return self._train(now, sender, message)
-            case m.Shrink() | m.Full():
+            case m.Shrink() | m.BackfillComplete():
                 return self._copies(now, sender, message)
             case m.Snapped(_, incarnation) if self._is(sender, incarnation):
                 return self.checkpoints.writer.snapped(now, sender, message)
@@ -230,17 +230,17 @@ class Coordinator:
     def _train(self, now: int, sender: str, ask: m.Want | m.EvaluationReady) -> list[Effect]:
         if not self._is(sender, ask.incarnation):
             return self._fence(sender, ask.incarnation)
-        person = self.roster.members[sender]
-        self.roster.mark_alive(now, person)
-        if person.member.leaving and isinstance(ask, m.Want):
+        entry = self.roster.members[sender]
+        self.roster.mark_alive(now, entry)
+        if entry.member.leaving and isinstance(ask, m.Want):
             ask = msgspec.structs.replace(ask, more=0)  # it finishes or gives back what it has
-        if self.scheduler is None or person.member.group:
+        if self.scheduler is None or entry.member.group:
             return [Send(sender, m.Refusal(ask.request, "setting", "there is no run here to take part in"))]
-        return self.scheduler.take(now, person.member, ask)
+        return self.scheduler.take(now, entry.member, ask)
 
     def _is(self, name: str, incarnation: int) -> bool:
-        person = self.roster.members.get(name)
-        return person is not None and person.member.incarnation == incarnation
+        entry = self.roster.members.get(name)
+        return entry is not None and entry.member.incarnation == incarnation
 
     def _fence(self, sender: str, incarnation: int) -> list[Effect]:
         if not self.is_durable:
@@ -290,11 +290,11 @@ class Coordinator:
 
     def _ended(self, now: int, name: str, reason: str, token: str) -> list[Effect]:
         """The launcher saw a process end; the token says which process of that name."""
-        person = self.roster.members.get(name)
-        if person is None:  # before it had joined
+        entry = self.roster.members.get(name)
+        if entry is None:  # before it had joined
             self.roster.note_lost(name, reason)
             return self._never_came(now, name, reason)
-        if token and not person.token.startswith(token):
+        if token and not entry.token.startswith(token):
             return []  # another life has the name by now
         return self._remove(now, name, reason, died=True)
 
@@ -324,18 +324,18 @@ class Coordinator:
     def _heartbeat(self, now: int, sender: str, beat: m.Heartbeat) -> list[Effect]:
         if not self._is(sender, beat.incarnation):
             return self._fence(sender, beat.incarnation)
-        person = self.roster.members[sender]
-        self.roster.mark_alive(now, person)
-        person.view = max(person.view, beat.view)
+        entry = self.roster.members[sender]
+        self.roster.mark_alive(now, entry)
+        entry.view = max(entry.view, beat.view)
         self.roster.loads.record(sender, beat, self.roster.tables)
         effects: list[Effect] = []
-        for number, reason in beat.failed.items() if person.member.role == "server" else ():
+        for number, reason in beat.failed.items() if entry.member.role == "server" else ():
             effects += self.table_admin.undo(number, reason, self)
         if beat.view < self.view.number:
             return [*effects, Send(sender, self.view)]
         return [*effects, Send(sender, m.Alive(self.view.term, self.view.number))]
 
-    def _copies(self, now: int, sender: str, ask: m.Shrink | m.Full) -> list[Effect]:
+    def _copies(self, now: int, sender: str, ask: m.Shrink | m.BackfillComplete) -> list[Effect]:
         if not self._is(sender, ask.incarnation):
             return self._fence(sender, ask.incarnation)
         if isinstance(ask, m.Shrink):

@@ -1,11 +1,11 @@
 """The evaluator: computes losses on held-out rows, and keeps the weights of the best.
 
-It asks the coordinator what to judge, reads the whole model by range (in step mode as it is after a
-named step), says so, so that training goes on, and judges it on its compute thread. The model with
-the lowest loss stays the best, also when the run rolls back: it did exist.
+It asks the coordinator what to evaluate and reads the whole model by range (in step mode as it is
+after a named step). It reports that it has read the model, so that training goes on, and evaluates
+it on its compute thread. The model with the lowest loss stays the best, also after a rollback.
 
-A restarted coordinator may ask for what was read or judged before, and gets the same answer. After
-a rollback (another generation) everything is read and judged again.
+A restarted coordinator may ask for what was read or evaluated before, and gets the same answer.
+After a rollback (another generation) everything is read and evaluated again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ASK = 20 * limits.MILLISECOND
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Judgement:
+class EvaluatedModel:
     """A model and what was found about it."""
 
     number: int
@@ -56,42 +56,42 @@ class Evaluator:
         worker: Worker,
         learner: Learner,
         test: Any,
-        best: Judgement | None = None,
-        keep: Callable[[Judgement], None] | None = None,
+        best: EvaluatedModel | None = None,
+        keep: Callable[[EvaluatedModel], None] | None = None,
     ) -> None:
         """``best``: of an earlier process; ``keep`` gets every better one, off the loop."""
         self.worker, self.learner, self.test = worker, learner, test
         worker.client.dispatcher.patient = True  # as a trainer is
-        self.last: Judgement | None = None
+        self.last: EvaluatedModel | None = None
         self.best = best
         self._save_best = keep
         self._read: tuple[EvaluationOrder, tuple[Values, int]] | None = None  # what was read last
-        self._judged: tuple[EvaluationOrder, Judgement] | None = None
+        self._judged: tuple[EvaluationOrder, EvaluatedModel] | None = None
         self._rows = learner.keys
         self._times = TimeAccounting(worker.clock, limits.SPANS)
-        self._closed = False  # what is judged from now on comes too late
+        self._closed = False  # what is evaluated from now on comes too late
 
     def start(self) -> Task:
         """The task is done when the run is over."""
-        return self.worker.start(self._judge())
+        return self.worker.start(self._evaluate())
 
-    def judge_now(self, pulled: Values | KeyValues) -> Judgement:
-        """Judge these weights now, as the last ones: the run was interrupted."""
+    def evaluate_now(self, pulled: Values | KeyValues) -> EvaluatedModel:
+        """Evaluate these weights now, as the last ones: the run was interrupted."""
         self._closed = True
         weights = _spread(pulled, self._rows) if isinstance(pulled, KeyValues) else pulled
         number = 0 if self.last is None else self.last.number + 1
-        judged = Judgement(number, weights, *_judge(self.learner, self.test, weights))
+        judged = EvaluatedModel(number, weights, *_evaluate(self.learner, self.test, weights))
         if self._take(judged) and self._save_best is not None:
             self._save_best(judged)
         return judged
 
-    def _take(self, judged: Judgement) -> bool:
+    def _take(self, judged: EvaluatedModel) -> bool:
         self.last = judged
         if self.best is None or judged.loss < self.best.loss:
             self.best = judged
         return self.best is judged
 
-    async def _judge(self) -> None:
+    async def _evaluate(self) -> None:
         await self.worker.joined
         while True:
             try:
@@ -131,7 +131,7 @@ class Evaluator:
                 found, step = judged.number, m.NO_CLOCK if self._read is None else self._read[1][1]
                 await self._ready(holds=found, found=found, loss=judged.loss, metrics=judged.metrics, clock=step)
 
-    async def _answer(self, order: EvaluationOrder) -> Judgement:
+    async def _answer(self, order: EvaluationOrder) -> EvaluatedModel:
         if self._judged is not None and self._judged[0] == order:
             return self._judged[1]
         if self._read is None or self._read[0] != order:
@@ -141,9 +141,9 @@ class Evaluator:
         weights, step = self._read[1]
         await self._ready(holds=order.number, clock=step)
         self._times.record(COMMUNICATE)
-        loss, metrics = await self._off_the_loop(lambda: _judge(self.learner, self.test, weights))
+        loss, metrics = await self._off_the_loop(lambda: _evaluate(self.learner, self.test, weights))
         self._times.record(EVALUATE)
-        judged = Judgement(order.number, weights, loss, metrics)
+        judged = EvaluatedModel(order.number, weights, loss, metrics)
         self._judged = (order, judged)
         if not self._closed and self._take(judged) and self._save_best is not None:
             await self._off_the_loop(partial(self._save_best, judged))
@@ -167,7 +167,7 @@ class Evaluator:
 
         One that read this step before and died let training go on: the step is past, servers may be
         between two, and what was read is of some of both. That settles, for nothing past the next
-        evaluation is dealt before this one is judged.
+        evaluation is dealt before this one is evaluated.
         """
         when = None if clock < 0 else clock
         while True:
@@ -194,7 +194,7 @@ def _spread(pulled: KeyValues, rows: int) -> Values:
     return weights
 
 
-def _judge(learner: Learner, test: Any, weights: Values) -> tuple[float, dict[str, float | None]]:
+def _evaluate(learner: Learner, test: Any, weights: Values) -> tuple[float, dict[str, float | None]]:
     if not np.isfinite(weights).all():
         return math.inf, {}
-    return learner.judge(test, weights)
+    return learner.evaluate(test, weights)

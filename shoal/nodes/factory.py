@@ -123,7 +123,7 @@ def make_trainer(
     return Trainer(worker, strategy, learner, batches, slots, traffic, pace, spans, job.emulate.task)
 
 
-def make_judge(job: Job, train: CsrFile | DenseFile) -> Learner:
+def make_test_learner(job: Job, train: CsrFile | DenseFile) -> Learner:
     """The learner for the evaluator: with an objective, it also says how far that is solved."""
     return job.strategy.evaluates(job, learner_of(job.model, train, job.seed))
 

@@ -43,7 +43,7 @@ _SAME = ("term", "number", "generation", "incarnations", "tables_made", "retired
 
 def record_of(roster: Roster, changes: Iterable[tuple[str, int, int]] = ()) -> bytes:
     record = MembershipRecord(
-        people=[(person.member, person.token) for person in roster.members.values()],
+        people=[(entry.member, entry.token) for entry in roster.members.values()],
         tables=list(roster.tables.values()),
         changes=list(changes),
         groups=list(roster.groups.values()),

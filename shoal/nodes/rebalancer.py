@@ -6,7 +6,7 @@
     a server is hot      it trades a hot segment for a cold one; one that is too hot is split
 
 Copies come before balance, and nothing begins while a checkpoint is being written. From one primary
-to one server goes a batch at a time. A plan follows from the view (``cluster.rebalance``), so a
+to one server goes a batch at a time. A plan follows from the view (``rebalance_plan``), so a
 restarted coordinator plans the same, and a failed move is planned again.
 """
 
@@ -65,12 +65,12 @@ class Rebalancer:
 
     def leave(self, now: int, name: str, why: str, of: CoordinatorState) -> tuple[str, list[Effect]]:
         """Start a node's departure. Returns why it cannot leave; empty if it can, or is leaving."""
-        person = of.roster.members.get(name)
-        if name in of.roster.released or (person is not None and person.member.leaving):
+        entry = of.roster.members.get(name)
+        if name in of.roster.released or (entry is not None and entry.member.leaving):
             return "", []
-        if person is None:
+        if entry is None:
             return f"no member is named {name[:64]!r} (members: {', '.join(of.roster.members)})", []
-        role = person.member.role
+        role = entry.member.role
         if role not in ("server", "worker"):
             return f"{name} is {'an' if role[:1] in 'aeiou' else 'a'} {role}: only servers and workers can leave", []
         others = [one for one in of.roster.servers() if one != name and not of.roster.members[one].member.leaving]
@@ -254,8 +254,8 @@ class Rebalancer:
         """Drop moves whose target is gone or replaced, or that were not confirmed in time."""
         tables = {table.number: table for table in of.roster.tables.values()}
         for one in list(self._openings):
-            person = of.roster.members.get(one.target)
-            gone = person is None or person.member.incarnation != one.incarnation or one.number not in tables
+            entry = of.roster.members.get(one.target)
+            gone = entry is None or entry.member.incarnation != one.incarnation or one.number not in tables
             if gone or (one.announced_at and now - one.announced_at >= of.roster.timing.move_opens):
                 self._openings.remove(one)
                 of.counts["hand-overs unheard"] += 1
@@ -266,17 +266,17 @@ class Rebalancer:
                 of.counts["moves given up"] += 1
 
     def _is_leaving(self, name: str, of: CoordinatorState) -> bool:
-        person = of.roster.members.get(name)
-        return person is not None and person.member.leaving
+        entry = of.roster.members.get(name)
+        return entry is not None and entry.member.leaving
 
     def _release(self, now: int, of: CoordinatorState) -> list[Effect]:
         effects: list[Effect] = []
-        for name, person in list(of.roster.members.items()):
-            if not person.member.leaving or person.member.role != "server" or of.roster.assignment.count_held(name):
+        for name, entry in list(of.roster.members.items()):
+            if not entry.member.leaving or entry.member.role != "server" or of.roster.assignment.count_held(name):
                 continue
             if any(one.source == name for one in self._openings):
                 continue  # the new primary may still ask it something
-            self._releasing[name] = person.member.incarnation
+            self._releasing[name] = entry.member.incarnation
             effects += of.let_go(now, name)
         return effects
 

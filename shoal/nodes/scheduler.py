@@ -2,9 +2,9 @@
 
 The scheduler is on no push or pull. The coordinator holds the one of its own run, and a worker
 group has one in a process of its own (``scheduler_node``). A worker asks for slots (``Want``) and
-says in the same message which are counted; an evaluator asks what to judge (``EvaluationReady``).
-Both get an answer at once, and ask again soon. No slot is dealt before the first weights are read,
-and in step mode none past an evaluation, so that exactly that step is judged.
+says in the same message which are counted; an evaluator asks what to do (``EvaluationReady``). Both
+get an answer at once, and ask again soon. No slot is dealt before the first weights are read,
+and in step mode none past an evaluation, so that exactly that step is evaluated.
 
     resume      the coordinator was restarted: all other nodes go on as they were
     rollback    the servers lost a segment: back to a checkpoint, in a new generation
@@ -27,7 +27,7 @@ from shoal.cluster.roster import Roster
 from shoal.events import Delayed, Evaluated, Gone, Joined, Progress, RolledBack, Spans, Started, Stopped, Voided, Warned
 from shoal.nodes.scheduler_journal import (
     DurableEvent,
-    Judgements,
+    EvaluationState,
     Line,
     LossTally,
     RunSummary,
@@ -444,7 +444,7 @@ class Scheduler:
         self._check_finished()
         if self.begun and not self.ended and asked.is_due(self.workload, bool(self.over)):
             self._ask()
-        # An evaluator that asks what to do judges nothing: it may have forgotten what it was asked.
+        # An evaluator that asks evaluates nothing now: it may have forgotten what it was asked.
         number = asked.open if (ready.holds < 0 and ready.found < 0) or asked.open > asked.held else -1
         clock = m.NO_CLOCK
         if number >= 0 and self.workload.step is not None:
@@ -453,7 +453,7 @@ class Scheduler:
         return self.journal.when_durable(now, [*effects, Send(sender, answer)])
 
     def _moved(self, ready: m.EvaluationReady) -> list[Effect]:
-        """The evaluator that had read these weights died: a later step is judged."""
+        """The evaluator that had read these weights died: a later step is evaluated."""
         number, slots = max(ready.holds, ready.found), self.workload.slots_until(ready.clock)
         if not self.evaluations.moved(number, slots, max(self.examples, self.workload.rows_counted)):
             return []
@@ -575,7 +575,7 @@ class Scheduler:
             limit=self.workload.limit if self.over and not self._stops_later else None,
             over=self.over,
             finished=self._finished,
-            judgements=Judgements(asked.asked, asked.held, asked.found, dict(asked.at), self._last_loss, since),
+            judgements=EvaluationState(asked.asked, asked.held, asked.found, dict(asked.at), self._last_loss, since),
             patience=self.stopping.state(),
             **asdict(self.traffic),
             counts=dict(self.counts),

@@ -7,7 +7,7 @@
 
 Counted slots are journalled four times a second; which worker holds which slot is not. What others
 act on at once is journalled before they hear of it: an evaluation that is asked for, read or
-judged, a void slot, a stop rule; in step mode also how far slots are dealt, and a slot that read
+evaluated, a void slot, a stop rule; in step mode also how far slots are dealt, and a slot that read
 newer weights. In each mode the segments of a checkpoint were cut at different moments: a slot
 counts as done if all of them have it (``counted_everywhere``).
 """
@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from shoal import limits
-from shoal.decoding import look_up
+from shoal.decoding import resolve_types
 from shoal.events import Evaluated, RolledBack, Started, Stopped, Voided
 from shoal.schedule.intervals import Intervals, Runs, runs
 from shoal.schedule.slot_queue import SlotQueue
@@ -92,8 +92,8 @@ class TrafficTotals:
 DurableEvent = Started | Evaluated | Voided | RolledBack | Stopped  # events that must not be missed
 
 
-class Judgements(msgspec.Struct, frozen=True):
-    """Evaluations asked for, read and judged; slots, examples and workers of the open ones."""
+class EvaluationState(msgspec.Struct, frozen=True):
+    """Evaluations asked for, read and evaluated; slots, examples and workers of the open ones."""
 
     asked: int = -1
     held: int = -1
@@ -115,7 +115,7 @@ class RunSummary(msgspec.Struct, frozen=True):
     limit: int | None = None  # where the run is to end, once that is decided
     over: str = ""
     finished: bool = False
-    judgements: Judgements = Judgements()
+    judgements: EvaluationState = EvaluationState()
     patience: Patience = Patience()
     traffic: dict[int, tuple[int, int]] = {}  # bytes sent and received, by incarnation
     filtered: dict[int, dict[str, list[int]]] = {}
@@ -380,4 +380,4 @@ class ScheduleJournal:
         return max(work.next, self.promised, min(end, work.next + self._recently_dealt))
 
 
-look_up(ScheduleState)
+resolve_types(ScheduleState)

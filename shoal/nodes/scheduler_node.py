@@ -1,9 +1,9 @@
 """The scheduler of a worker group, as a process of its own (Li et al., OSDI 2014).
 
 The coordinator manages servers, members and tables; a scheduler deals its group's slots, and has
-its model judged and saved. It learns of members by the views, and only reports ended processes of
-its group. It may be killed and restarted with its journal. When the servers end or lose a segment,
-its run ends with a reason, and can be resumed from its own checkpoint.
+its model evaluated and saved. It learns of members by the views, and only reports ended processes
+of its group. It may be killed and restarted with its journal. When the servers end or lose a
+segment, its run ends with a reason, and can be resumed from its own checkpoint.
 """
 
 from __future__ import annotations

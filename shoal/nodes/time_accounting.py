@@ -4,7 +4,7 @@
     communicate  messages are made and read, or are on their way
     wait         a server holds the answer: for slower workers, or for other slots of a step
     idle         there is no slot to do
-    evaluate     the model is judged (an evaluator, not a worker)
+    evaluate     the model is evaluated (an evaluator, not a worker)
 
 While anything is computed, whatever else is waited for is not counted. Totals are of everything;
 spans only of the first so many in a second, and later of one second in ten, then in sixty. Seconds

@@ -20,7 +20,7 @@ from shoal.events import Evaluated, Progress, Resumed, RunEvent, Started, Warned
 from shoal.job import MAY_CHANGE, Job
 from shoal.run.finished import Run
 from shoal.run.folder import RunFolder
-from shoal.settings import changed
+from shoal.settings_tree import changed
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset

@@ -27,10 +27,10 @@ from shoal.limits import MB
 from shoal.run.finished import Run
 from shoal.run.folder import EventCall, EventListener, EventLog, RunFolder, save_elsewhere
 from shoal.run.resume import ResumedRun, finished, open_folder, reopen, resume_state, running_state
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.signals import deferred
 from shoal.timing import Timing, timing_from
-from shoal.training.run import RunHandle, RunStart
+from shoal.training.tracked_run import RunHandle, RunStart
 
 if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
@@ -323,7 +323,7 @@ def summarise(
     job: Job, dataset: Dataset, outcome: RunResult, events: Sequence[RunEvent], cost: tuple[float, float] | None = None
 ) -> dict[str, Any]:
     """The figures of a run, the same for every strategy; ``cost``: CPU and elapsed seconds."""
-    from shoal.views import savings
+    from shoal.views import summary_figures
 
     judged = outcome.judged
     losses = [event.train_loss for event in events if isinstance(event, Progress | Evaluated)]
@@ -347,12 +347,12 @@ def summarise(
         "train_loss": next((loss for loss in reversed(losses) if loss is not None), None),
         "test_loss": None if judged is None else judged.loss,
         "metrics": metrics | (judged.metrics if judged is not None else {}),
-        "spread": savings.spread(None if judged is None else judged.loss, events),
+        "spread": summary_figures.spread(None if judged is None else judged.loss, events),
         "spent": _spent(events),
         "emulated": job.emulate.words(),
         "bytes_sent": outcome.sent,
         "bytes_received": outcome.received,
-        "staleness": savings.staleness(outcome.staleness),
+        "staleness": summary_figures.staleness(outcome.staleness),
         "stopped_because": outcome.why,
         "failed": outcome.failed,
         "machine": machine(),
@@ -361,9 +361,9 @@ def summarise(
         **_counts(outcome, "workers lost", "servers lost", "coordinator restarts", "slots dealt again"),
         "slots_given_up": sum(isinstance(event, Voided) for event in events),
         **_counts(outcome, "second copies", "second copies first"),
-        "lost_updates": savings.lost_updates(outcome.counts),
-        "filters": savings.filters(outcome.filtered, outcome.left),
-        "handles": savings.handles(outcome.filtered),
+        "lost_updates": summary_figures.lost_updates(outcome.counts),
+        "filters": summary_figures.filters(outcome.filtered, outcome.left),
+        "handles": summary_figures.handles(outcome.filtered),
         "resumed": sum(isinstance(event, Resumed) for event in events),
         "rollbacks": sum(isinstance(event, RolledBack) for event in events),
     }

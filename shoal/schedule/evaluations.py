@@ -30,7 +30,7 @@ class Evaluations:
         return True
 
     def moved(self, number: int, slots: int, examples: int) -> bool:
-        """A later step than was asked for is judged; False if that is no news."""
+        """A later step than was asked for is evaluated; False if that is no news."""
         if number <= self.found or number not in self.at or slots <= self.at[number][0]:
             return False
         self.at[number] = (slots, examples, self.at[number][2])
@@ -47,7 +47,7 @@ class Evaluations:
 
     @property
     def open(self) -> int:
-        """The one that is not judged yet; -1 if there is none."""
+        """The one that is not evaluated yet; -1 if there is none."""
         return self.asked if self.asked > self.found else -1
 
     def is_due(self, work: SlotQueue, over: bool) -> bool:
@@ -58,7 +58,7 @@ class Evaluations:
         if work.finished:
             return last < work.done or over
         if over:
-            return False  # what is dealt is finished, and then judged
+            return False  # what is dealt is finished, and then evaluated
         if work.step is not None:
             return work.barrier is not None and _reached(work) >= work.barrier
         return _reached(work) // self.every > last // self.every
@@ -66,7 +66,7 @@ class Evaluations:
     def barrier(self, work: SlotQueue, over: bool) -> int | None:
         """Deal no further than this slot."""
         if self.held < 0:
-            return 0  # the first weights are judged before anything changes them
+            return 0  # the first weights are evaluated before anything changes them
         if over or self.every >= ENDLESS:
             return None
         next_at = (self.at[self.held][0] // self.every + (1 if work.step is not None else 2)) * self.every
@@ -83,7 +83,7 @@ class Evaluations:
         return None if pending or self.held < 0 else step
 
     def forget_open(self) -> None:
-        """Forget evaluations that are not judged: the evaluator or the model is gone."""
+        """Forget evaluations that are not done: the evaluator or the model is gone."""
         self.asked = self.held = self.found
         self.at = {number: where for number, where in self.at.items() if number == self.found}
 

@@ -25,9 +25,10 @@ ENDLESS = 1 << 60
 
 
 class StopRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The stop rules of a job; the first ends it, but the last two must both hold.
+    """The stop rules of a job; the first that is met ends it.
 
-    Without any, 5 epochs; with a loss to reach, 100; with an objective to be solved, 1000.
+    ``objective`` and ``violation`` together are one rule: both must hold. Without any rule a run
+    has 5 epochs; with a loss to reach, at most 100; with an objective to solve, at most 1000.
     """
 
     epochs: float | None = None  # passes over the data
@@ -73,7 +74,7 @@ class StopRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """What the rules remember. None: nothing was judged yet (JSON has no infinity)."""
+    """What the rules remember. None: nothing was evaluated yet (JSON has no infinity)."""
 
     best: float | None = None
     mark: float | None = None  # what counts as an improvement on the best

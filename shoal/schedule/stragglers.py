@@ -87,7 +87,7 @@ class AutoDelay:
 
 
 SLOW = 2.0  # times what a slot takes the others
-KNOWN = 3  # slots after which one can be judged
+KNOWN = 3  # slots of a worker after which its speed is known
 FORGETS = 0.7  # of what was known, when there is news
 STUCK = 300 * limits.MILLISECOND  # for so long no step was taken, ...
 STUCK_STEPS = 4.0  # ... which is so many times what one takes

@@ -32,8 +32,8 @@ MAY: dict[type[m.Message], frozenset[str]] = {
     **dict.fromkeys((m.Describe, m.Feed, m.Unfit), _ANYBODY),
     **dict.fromkeys((m.Push, m.Pull, m.Call, m.Park, m.TableStatusRequest, m.Want, m.EvaluationReady), _USERS),
     **dict.fromkeys((m.Create, m.Drop, m.Delay, m.Save, m.Drain, m.Snap, Dissolve, GroupProcessEnded), _CLIENTS),
-    **dict.fromkeys((m.Append, m.Appended, m.Fill, m.Filled, m.Level, m.Levels, m.Adopt, m.Adopted), _SERVERS),
-    **dict.fromkeys((m.Shrink, m.Full, m.Snapped, m.Opened), _SERVERS),
+    **dict.fromkeys((m.Append, m.Appended, m.BackfillPiece, m.BackfillReceived, m.Level, m.Levels, m.Adopt, m.Adopted), _SERVERS),
+    **dict.fromkeys((m.Shrink, m.BackfillComplete, m.Snapped, m.Opened), _SERVERS),
     # of each other's calls
     **dict.fromkeys((m.Fence, m.SegmentsMoved, m.Rollback, m.Busy, m.Refusal, m.RequestHeld, m.Done), _SERVERS),
     **dict.fromkeys((m.Values, m.Called, m.Counted, m.Forgot, m.TableStatusReply), _NOBODY),

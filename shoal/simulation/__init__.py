@@ -8,7 +8,7 @@ scenarios    defines a scenario and its verdict, and runs many seeds
 world, disk  hold nodes, network, clocks and journals on virtual time; a disk that loses writes
 cluster      keeps servers and coordinators over all their lives
 faults       is the plan of a cluster and its faults, and the Nemesis that carries them out
-store, moves, training, gossip, peers    are the scenarios
+*_scenario   are the scenarios (moves: in ``store_scenario``); the files beside them are parts
 shrink       reduces a plan that fails to the shortest one that fails by the same rule
 """
 

@@ -160,7 +160,7 @@ class SimulatedCluster:
         return list(self.coordinator.roster.tables.values())
 
     def incarnations(self) -> list[int]:
-        return [person.member.incarnation for person in self.coordinator.roster.members.values()]
+        return [entry.member.incarnation for entry in self.coordinator.roster.members.values()]
 
     def may_lose(self, name: str) -> bool:
         """Whether another live server holds every segment that this server holds."""
@@ -200,7 +200,7 @@ class SimulatedCluster:
         count alone as soon as it has the view. If it dies then, nobody knows whether the backup
         has everything, so the request makes the primary the last copy.
         """
-        lives = {name: person.member.incarnation for name, person in roster.members.items()}
+        lives = {name: entry.member.incarnation for name, entry in roster.members.items()}
         return {
             (sender, shrink.server)
             for sender, _, shrink in self.world.in_flight(Shrink)
@@ -230,8 +230,8 @@ class SimulatedCluster:
         if weather.cuts.get((name, COORDINATOR), 0) > world.now:
             return False
         host = world.hosts.get(COORDINATOR)
-        person = self.coordinator.roster.members.get(name)
-        return host is None or person is None or world.local_time(host) - person.last_seen < self.plan.timing.suspect
+        entry = self.coordinator.roster.members.get(name)
+        return host is None or entry is None or world.local_time(host) - entry.last_seen < self.plan.timing.suspect
 
     def _rosters(self) -> Iterator[Roster]:
         """The coordinator's roster, and the one after a crash now."""

@@ -93,8 +93,8 @@ class MovesDriver:
         self._seen_view = (0, -1)
         self._requests = FIRST_REQUEST
         self._over = False
-        self.world.watch(self._on_fill, m.Fill)
-        self.world.watch(self._on_full, m.Full)
+        self.world.watch(self._on_fill, m.BackfillPiece)
+        self.world.watch(self._on_full, m.BackfillComplete)
         self.world.watch(self._on_refusal, m.Refusal)
 
     def carry_out(self, fault: Fault, until: int) -> bool:
@@ -179,8 +179,8 @@ class MovesDriver:
         self.cluster.start_again(name)
 
     def _on_release(self, name: str) -> None:
-        person = self.cluster.coordinator.roster.members.get(name)
-        ours = person is not None and person.member.incarnation == self.cluster.servers[name].member.incarnation
+        entry = self.cluster.coordinator.roster.members.get(name)
+        ours = entry is not None and entry.member.incarnation == self.cluster.servers[name].member.incarnation
         for table in self.cluster.tables() if ours else ():  # else a former life of it did
             if held := [segment for segment, place in enumerate(table.places) if name in place.servers]:
                 what = f"{name} was released, but still holds segments {held} of table {table.number}"
@@ -249,14 +249,14 @@ class MovesDriver:
                     source, target = place.servers[0], place.filling
                     yield (table.number, segment), MovingSegment(source, target, place.instead, others, place.epoch)
 
-    def _on_fill(self, sender: str, to: str, fill: m.Fill) -> None:
+    def _on_fill(self, sender: str, to: str, fill: m.BackfillPiece) -> None:
         key = fill.table, fill.segment
         move = self._moves.get(key)
         if move is not None and (sender, to) == (move.source, move.target) and (key, move) not in self._copied:
             self._copied.add((key, move))
             self._on_stage("copied", move)
 
-    def _on_full(self, sender: str, to: str, full: m.Full) -> None:
+    def _on_full(self, sender: str, to: str, full: m.BackfillComplete) -> None:
         for segment in full.segments:
             move = self._moves.get((full.table, segment))
             if move is not None and (sender, full.server) == (move.source, move.target):

@@ -262,7 +262,7 @@ class OwnershipChecker:
         self._first_view: dict[tuple[int, int], int] = {}  # by which a push was first split
         # by table and first key: epoch, owner
         self._highest: dict[tuple[int, int], tuple[int, str]] = {}
-        self._world.watch(self._sent, m.Push, m.Counted, m.Levels, m.Adopt, m.Fill, m.Append, m.Appended)
+        self._world.watch(self._sent, m.Push, m.Counted, m.Levels, m.Adopt, m.BackfillPiece, m.Append, m.Appended)
 
     def _sent(self, sender: str, to: str, message: m.Message) -> None:
         match message:
@@ -273,7 +273,7 @@ class OwnershipChecker:
                 self._counted(sender, message)
             case m.Levels() | m.Adopt() if message.changes:
                 self._world.counts[f"rare: {tag_of(type(message))} with changes"] += 1
-            case m.Fill() if message.books is not None and message.books.ledger:
+            case m.BackfillPiece() if message.books is not None and message.books.ledger:
                 self._world.counts["rare: filled with counted pushes"] += 1
             case m.Append():
                 self._append(sender, to, message)

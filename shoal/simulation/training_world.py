@@ -33,7 +33,14 @@ from shoal.models.learner import Learner
 from shoal.nodes import evaluator as evaluating
 from shoal.nodes import trainer as training
 from shoal.nodes.evaluator import Evaluator
-from shoal.nodes.factory import make_checkpoints, make_judge, make_table, make_trainer, scheduler_for, state_to_resume
+from shoal.nodes.factory import (
+    make_checkpoints,
+    make_table,
+    make_test_learner,
+    make_trainer,
+    scheduler_for,
+    state_to_resume,
+)
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.scheduler_journal import JournalSnapshot, counted_everywhere
 from shoal.nodes.scheduler_node import SchedulerNode
@@ -72,7 +79,7 @@ class TrainingNodes:
     ) -> None:
         """``add`` puts a node on a host of its own; by default one whose clock is right."""
         self.world, self.job, self.dataset, self.group = world, job, dataset, group
-        self.learner: Learner = make_judge(job, dataset.train)
+        self.learner: Learner = make_test_learner(job, dataset.train)
         self.per_pass = job.slots(dataset.train.rows).per_pass
         self.cache = CACHE
         self.trainers: dict[str, Trainer] = {}  # the present life of each

@@ -31,7 +31,7 @@ from typing import Any
 from shoal.errors import Invalid
 from shoal.events import counted
 from shoal.job import Job
-from shoal.settings import beside, changed
+from shoal.settings_tree import beside, changed
 from shoal.sweep.grid import Axis, Point, axes_of, flat, label, points_of
 
 KEYS = ("name", "what", "seeds", "cores", "cores_per_run", "target", "timeout", "job", "grid", "serial", "picture")

@@ -20,7 +20,7 @@ import numpy as np
 
 from shoal.events import Evaluated, Gone, Stopped
 from shoal.job import Job
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.simulation.reference import serial
 from shoal.testing.watch import Watched, kill, watch
 
@@ -201,7 +201,7 @@ def it_survives_a_killed_worker(candidate: Candidate) -> None:
 
 
 def it_ends_well_when_a_worker_is_killed(candidate: Candidate) -> None:
-    """Where a strategy cannot go on: it ends, says why, and what was judged last is there."""
+    """Where a strategy cannot go on: it ends, says why, and what was evaluated last is there."""
     at = a_moment(candidate)
     run = watch(candidate.job(stop__epochs=4 * PASSES), lambda training: kill(training, candidate.victim, at))
     assert run.outcome.failed

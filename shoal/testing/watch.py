@@ -28,7 +28,7 @@ from shoal.run.folder import EventLog
 from shoal.run.run import make_run, summarise
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.tables import TABLE
-from shoal.training.run import RunHandle, RunStart
+from shoal.training.tracked_run import RunHandle, RunStart
 from shoal.training.tracker import RunResult
 from shoal.wire.messages import RunProgress
 
@@ -72,7 +72,7 @@ class Watched:
 
     def loss_of(self, weights: npt.NDArray[np.float32]) -> float:
         learner = learner_of(self.job.model, self.dataset.train, self.job.seed)
-        return learner.judge(self.dataset.test, weights)[0]
+        return learner.evaluate(self.dataset.test, weights)[0]
 
     def check_counted_once(self) -> None:
         """Every slot was dealt until it was counted, and every server counted it once."""

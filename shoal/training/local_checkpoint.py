@@ -30,7 +30,7 @@ from shoal.job import Job
 from shoal.models.learner import Learner
 from shoal.models.linear import Floats
 from shoal.models.trained import facts_of
-from shoal.nodes.evaluator import Judgement
+from shoal.nodes.evaluator import EvaluatedModel
 from shoal.schedule.stop_rules import Patience
 
 FORMAT = 1
@@ -256,7 +256,7 @@ class BestModel:
         self._path, self._learner, self._listener = path, learner, listener
         self._warned = False
 
-    def write(self, judged: Judgement) -> None:
+    def write(self, judged: EvaluatedModel) -> None:
         found = {"number": judged.number, "loss": judged.loss, "metrics": judged.metrics}
         try:
             self._learner.keep(judged.weights).save(self._path, judged=msgspec.json.encode(found).decode())
@@ -265,11 +265,11 @@ class BestModel:
                 self._warned = True
                 self._listener(Warned(seconds=0.0, what=f"cannot write {self._path.name}: {error.strerror}"))
 
-    def read(self) -> Judgement | None:
+    def read(self) -> EvaluatedModel | None:
         """The best model; None if missing or damaged: then the next model is the best."""
         try:
             weights = self._learner.read(self._path)
             found = msgspec.json.decode(facts_of(self._path)["judged"])
-            return Judgement(int(found["number"]), weights, float(found["loss"]), dict(found["metrics"]))
+            return EvaluatedModel(int(found["number"]), weights, float(found["loss"]), dict(found["metrics"]))
         except (Invalid, msgspec.MsgspecError, KeyError, TypeError, ValueError):
             return None

@@ -16,7 +16,7 @@ from shoal.filters import described
 from shoal.job import Job
 from shoal.models.learner import Learner
 from shoal.models.linear import Linear
-from shoal.nodes.factory import make_judge, make_table
+from shoal.nodes.factory import make_table, make_test_learner
 from shoal.nodes.server_strategy import servers_strategy
 from shoal.store.checkpoint.manifest import Manifest
 from shoal.store.client.filtering import check_named
@@ -68,7 +68,7 @@ def check(job: Job, dataset: Dataset) -> Learner:
     if job.has_workers and rows < job.workers:
         what = f"{dataset.name} has {rows} rows to train on, and there are {job.workers} workers"
         raise Invalid(f"{what}: take fewer (--workers {rows}), or more rows")
-    learner = make_judge(job, dataset.train)
+    learner = make_test_learner(job, dataset.train)
     job.strategy.check_model(learner)
     learner.check(dataset.test)
     return learner

@@ -143,8 +143,8 @@ class TrackedRun(ABC):
         with contextlib.suppress(RunDeadline):
             self._settle()
         self._keep()
-        if tracker.unjudged and tracker.done and (weights := self._weights()) is not None:
-            tracker.judge(weights)
+        if tracker.unevaluated and tracker.done and (weights := self._weights()) is not None:
+            tracker.evaluate(weights)
         return tracker.outcome()
 
     @abstractmethod
@@ -165,15 +165,15 @@ class TrackedRun(ABC):
     def _finish(self) -> None:
         """The run is over: the last evaluation, and the last checkpoint if there are any."""
         tracker = self.tracker
-        if tracker.unjudged and tracker.done and not tracker.failed:
-            self._judge()
+        if tracker.unevaluated and tracker.done and not tracker.failed:
+            self._evaluate()
         if self.checkpoints.has_some and not tracker.failed:
             self._keep()
 
-    def _judge(self) -> None:
+    def _evaluate(self) -> None:
         weights = self._weights()
         assert weights is not None
-        self.tracker.judge(weights)
+        self.tracker.evaluate(weights)
 
     def _keep(self) -> None:
         if (snapshot := self._snapshot()) is not None:

@@ -5,7 +5,7 @@
         ... at most tracker.room() slots ...
         tracker.add(slots, rows, loss, seconds, spent)      Progress, now and then
         if tracker.due:
-            tracker.judge(weights)      Evaluated
+            tracker.evaluate(weights)      Evaluated
     tracker.end()                       Stopped
 
 Its clock is the sum of the seconds that ``add`` was given, so it stands still while the model is
@@ -29,7 +29,7 @@ from shoal.events import Evaluated, Gone, Joined, Progress, RunEvent, Stopped, W
 from shoal.job import Job
 from shoal.models.learner import Learner
 from shoal.models.linear import Floats
-from shoal.nodes.evaluator import Judgement
+from shoal.nodes.evaluator import EvaluatedModel
 from shoal.nodes.factory import started_event
 from shoal.schedule.stop_rules import ENDLESS, StopDecision
 from shoal.training.local_checkpoint import BestModel, LocalProgress, is_finite
@@ -42,7 +42,7 @@ _REPORT = 0.25  # seconds between two Progress events
 class RunResult:
     """The final model and the figures of a run."""
 
-    judged: Judgement | None  # the model that is kept
+    judged: EvaluatedModel | None  # the model that is kept
     why: str  # it stopped
     failed: bool
     seconds: float  # from the first slot to the end
@@ -57,7 +57,9 @@ class RunResult:
     left: tuple[float, float] = (0.0, 0.0)  # held back by filters; and the lost share of it
 
 
-def result_of(course: RunProgress, judged: Judgement | None, why: str, failed: bool, staleness: list[int]) -> RunResult:
+def result_of(
+    course: RunProgress, judged: EvaluatedModel | None, why: str, failed: bool, staleness: list[int]
+) -> RunResult:
     counted = (course.seconds, course.computing, course.steps, course.examples, course.sent, course.received)
     return RunResult(judged, why, failed, *counted, staleness, course.counts, course.filtered, course.left)
 
@@ -91,9 +93,9 @@ class Tracker:
         self._since, self._between = [0, 0.0], [0, 0.0]  # examples and losses
         self._spent: Counter[str] = Counter()
         self.why, self.failed, self.ended = "", False, False
-        self._judged_at = -1  # slots that were done then
-        self._last: Judgement | None = None
-        self._kept: Judgement | None = None
+        self._evaluated_at = -1  # slots that were done then
+        self._last: EvaluatedModel | None = None
+        self._kept: EvaluatedModel | None = None
 
     def room(self) -> int:
         until = min(self.limit, (self.done // self._every + 1) * self._every)
@@ -129,12 +131,14 @@ class Tracker:
 
     @property
     def due(self) -> bool:
-        return self.unjudged and (self.done // self._every > self._judged_at // self._every or self.done >= self.limit)
+        return self.unevaluated and (
+            self.done // self._every > self._evaluated_at // self._every or self.done >= self.limit
+        )
 
     @property
-    def unjudged(self) -> bool:
+    def unevaluated(self) -> bool:
         """Whether the model changed since the last evaluation."""
-        return self._judged_at != self.done
+        return self._evaluated_at != self.done
 
     def begin(self, workers: int, servers: int = 0) -> None:
         self.workers, data = workers, self.dataset
@@ -189,17 +193,17 @@ class Tracker:
         self.sent, self.received = state.sent, state.received
         self._stopping.restore(state.patience)
         self.counts.update(state.counts)
-        self._judged_at = state.done  # or before
+        self._evaluated_at = state.done  # or before
         if self._best is not None:
             self._kept = self._best.read()
 
-    def judge(self, weights: Floats, spread: Mapping[str, float] | None = None) -> Judgement:
+    def evaluate(self, weights: Floats, spread: Mapping[str, float] | None = None) -> EvaluatedModel:
         """Evaluate these weights; ``spread``: how models differ, where every worker has one."""
-        loss, metrics = self.learner.judge(self.dataset.test, weights) if is_finite(weights) else (math.inf, {})
+        loss, metrics = self.learner.evaluate(self.dataset.test, weights) if is_finite(weights) else (math.inf, {})
         number, self._number = self._number, self._number + 1  # now: a listener may interrupt
-        judged = Judgement(number, weights, loss, metrics)
+        judged = EvaluatedModel(number, weights, loss, metrics)
         best, why = self._stopping.judged(loss, metrics)
-        self._judged_at = self.done
+        self._evaluated_at = self.done
         self.keep(judged, best)
         if not math.isfinite(loss):
             self.fail(why)  # before any listener knows
@@ -223,7 +227,7 @@ class Tracker:
         self.why = self.why or why or (self._reason if self.done >= self.limit else "")
         return judged
 
-    def keep(self, judged: Judgement, best: bool) -> None:
+    def keep(self, judged: EvaluatedModel, best: bool) -> None:
         """The last model that was evaluated, and maybe the best one."""
         self._last = judged
         if best:

@@ -30,9 +30,9 @@ PUBLIC = (
     "query",
     "report_sections",
     "run_record",
-    "savings",
     "split_plot",
     "status",
+    "summary_figures",
     "terminal",
     "trace",
 )  # for other packages; the other modules are private

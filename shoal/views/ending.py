@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator
 
-from shoal.views import format, savings
+from shoal.views import format, summary_figures
 from shoal.views.run_record import NEVER_LATE, RunRecord
 
 LABEL = 11  # columns
@@ -51,10 +51,10 @@ def _values(record: RunRecord) -> Iterator[tuple[str, str]]:
     for label, value in (
         ("cost", ", ".join(cost)),
         ("staleness", late),
-        ("filters", savings.line(facts)),
-        ("lost", savings.lost(facts.get("lost_updates"))),
+        ("filters", summary_figures.line(facts)),
+        ("lost", summary_figures.lost(facts.get("lost_updates"))),
         ("emulated", facts.get("emulated")),
-        ("models", savings.models(facts.get("spread"))),
+        ("models", summary_figures.models(facts.get("spread"))),
         ("next", advise(record)),
     ):
         if value:

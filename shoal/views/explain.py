@@ -11,7 +11,7 @@ import re
 from statistics import median
 
 from shoal.events import Gone, Joined, Resumed, RolledBack, Saved
-from shoal.views import event_line, format, graph, savings
+from shoal.views import event_line, format, graph, summary_figures
 from shoal.views.members import moves_of
 from shoal.views.run_record import CLOCK_STOPS, RunMetrics, RunRecord, began, emulation, seconds_of
 
@@ -27,7 +27,7 @@ VERBS = {"compute": "computed", "communicate": "communicated", "wait": "waited",
 def of_one(told: RunRecord, among: bool = False) -> list[str]:
     """Paragraphs on speed, learning, members and faults; only one if ``among`` others."""
     run, stopped = told.run, told.run.stopped
-    lost = savings.lost(told.summary.get("lost_updates"))
+    lost = summary_figures.lost(told.summary.get("lost_updates"))
     canary = f"{lost[:1].upper()}{lost[1:]}: workers write without a lock." if lost else ""
     if stopped is None:
         end = "No end is recorded: the run goes on, or was cut short."

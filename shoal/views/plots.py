@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.events import Evaluated, Progress, RunEvent, Voided, Warned
 from shoal.views import axes as draw
-from shoal.views import event_line, format, savings
+from shoal.views import event_line, format, summary_figures
 from shoal.views.axes import DASHES, INK, JOINED, LOST, PALE, SERIES, TEST, TIME, TRAIN
 from shoal.views.members import ROLES, Move, kind, moves_of, role_of
 from shoal.views.run_record import OF_WORKERS, RunMetrics, RunRecord, account, emulation, seconds_of
@@ -319,9 +319,9 @@ def costs(runs: Sequence[RunRecord]) -> Figure:
 
 def filtered(told: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
     ways = [
-        (name, way, savings.stages(found, way))
+        (name, way, summary_figures.stages(found, way))
         for name, found in told[:FEW]
-        for way in savings.WAYS
+        for way in summary_figures.WAYS
         if found["plain"].get(way) and found["sent"].get(way)
     ]
     figure, panels = draw.stack([0.75 + 0.3 * len(bars) for _, _, bars in ways], 0.5)

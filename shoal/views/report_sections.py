@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from shoal.events import Gone, Handed, Joined, Leaving, Linked, RolledBack, Saved, Split
-from shoal.views import event_line, explain, format, graph, plots, savings, timeline
+from shoal.views import event_line, explain, format, graph, plots, summary_figures, timeline
 from shoal.views.axes import pictures
 from shoal.views.ending import NO_ADVICE, advise
 from shoal.views.event_line import MoveSummary
@@ -307,9 +307,9 @@ def _filters(runs: Sequence[RunRecord]) -> Section | None:
         return None
     words, rows = [], []
     for one, found in told:
-        said = savings.line(one.summary)
+        said = summary_figures.line(one.summary)
         words.append(f"{one.name}: {said}." if len(runs) > 1 else f"{said[:1].upper()}{said[1:]}.")
-        ways = {way.replace("_", " "): savings.stages(found, way) for way in savings.WAYS}
+        ways = {way.replace("_", " "): summary_figures.stages(found, way) for way in summary_figures.WAYS}
         named = [name for name in ("lists by number",) if any(name in stages for stages in ways.values())]
         for name in [*named, *found["bytes"], "all together"]:
             row = {"run": one.name, "filter": name}

@@ -17,23 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from shoal import events as e
 from shoal.errors import Invalid
-from shoal.events import (
-    Delayed,
-    Evaluated,
-    Gone,
-    Joined,
-    Progress,
-    Resumed,
-    RolledBack,
-    RunEvent,
-    Saved,
-    Shared,
-    Spans,
-    Started,
-    Stopped,
-    read_legible,
-)
 from shoal.nodes.time_accounting import KINDS
 from shoal.views import format
 from shoal.views.event_line import News
@@ -46,7 +31,7 @@ OF_WORKERS = KINDS[:4]
 JITTER = 0.004  # seconds between spans: shorter gaps are message latency
 BACK = 0.9  # of the rows/s before a fault: it has recovered
 
-Happened = News | Saved
+Happened = News | e.Saved
 Span = tuple[str, float, float]  # kind, from, to
 
 
@@ -71,17 +56,17 @@ class NodeMetrics:
 
 @dataclass(slots=True)
 class RunMetrics:
-    started: Started | None = None
-    stopped: Stopped | None = None
+    started: e.Started | None = None
+    stopped: e.Stopped | None = None
     seconds: float = 0.0
-    progress: list[Progress] = field(default_factory=list)
-    evaluations: list[Evaluated] = field(default_factory=list)
+    progress: list[e.Progress] = field(default_factory=list)
+    evaluations: list[e.Evaluated] = field(default_factory=list)
     nodes: dict[str, NodeMetrics] = field(default_factory=dict)  # those with spans, workers first
     spent: dict[str, float] = field(default_factory=dict)  # of all workers
     happened: list[Happened] = field(default_factory=list)
-    delays: list[Delayed] = field(default_factory=list)
+    delays: list[e.Delayed] = field(default_factory=list)
     attendance: MembershipHistory = field(default_factory=MembershipHistory)
-    shared: list[Shared] = field(default_factory=list)  # after each move of segments
+    shared: list[e.Shared] = field(default_factory=list)  # after each move of segments
     _at: list[float] = field(default_factory=list)  # seconds, rows by then
     _done: list[float] = field(default_factory=list)
 
@@ -100,11 +85,11 @@ class RunMetrics:
         return told.partition(")")[0] if told.startswith("emulated compute") else ""
 
     @property
-    def finite(self) -> list[Evaluated]:
+    def finite(self) -> list[e.Evaluated]:
         return [event for event in self.evaluations if math.isfinite(event.test_loss)]
 
     @property
-    def best(self) -> Evaluated | None:
+    def best(self) -> e.Evaluated | None:
         return min(self.finite, key=lambda event: event.test_loss, default=None)
 
     @property
@@ -121,7 +106,7 @@ class RunMetrics:
         others = [pace for pace, _ in paces[:-1]]
         return self.nodes[paces[-1][1]], paces[-1][0] / median(others)
 
-    def reached(self, loss: float) -> Evaluated | None:
+    def reached(self, loss: float) -> e.Evaluated | None:
         return next((event for event in self.finite if event.test_loss <= loss), None)
 
     def rate(self, since: float, until: float) -> float | None:
@@ -146,7 +131,7 @@ class RunMetrics:
         return math.inf if self.rate(moment, moment + window) is not None else None
 
 
-def account(events: Iterable[RunEvent]) -> RunMetrics:
+def account(events: Iterable[e.RunEvent]) -> RunMetrics:
     one = RunMetrics()
     for event in events:
         if not math.isfinite(event.seconds):
@@ -154,31 +139,31 @@ def account(events: Iterable[RunEvent]) -> RunMetrics:
         one.seconds = max(one.seconds, event.seconds)
         one.attendance.take(event)
         match event:
-            case Started():
+            case e.Started():
                 one.started, one.stopped = event, None
-            case Stopped():
+            case e.Stopped():
                 one.stopped = event
                 one.happened = [other for other in one.happened if not is_over(other, event)]
-            case Progress():
+            case e.Progress():
                 one.progress.append(event)
                 _add(one.spent, event.spent)
-            case Evaluated():
+            case e.Evaluated():
                 one.evaluations.append(event)
                 for name, did in event.each.items():
                     node = _node(one, name)
                     node.exact = True
                     node.slots += int(did.get("slots", 0))
                     _add(node.spent, did)
-            case Spans():
+            case e.Spans():
                 _node(one, event.name).spans += [(kind, at, at + length) for kind, at, length in event.spans]
-            case Delayed():
+            case e.Delayed():
                 one.delays.append(event)
-            case Shared():
+            case e.Shared():
                 one.shared.append(event)
-            case Resumed():
+            case e.Resumed():
                 one.stopped = None
                 one.happened.append(event)
-            case Joined():
+            case e.Joined():
                 last = one.attendance.stays[-1]  # it counts from then on
                 one.happened.append(replace(event, seconds=last.since) if last.name == event.name else event)
             case _:
@@ -198,14 +183,14 @@ def emulation(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text.startswith("emulated") else f"Emulated: {text}."
 
 
-def seconds_of(event: Evaluated) -> float:
+def seconds_of(event: e.Evaluated) -> float:
     """The time of an evaluation: when its weights were read."""
     return event.seconds if event.read is None else event.read
 
 
-def began(event: Gone | RolledBack) -> float:
+def began(event: e.Gone | e.RolledBack) -> float:
     """When a fault began: a silent node was missing before it was declared dead."""
-    silent = re.match(r"silent for ([\d.]+) s\b", event.why) if isinstance(event, Gone) else None
+    silent = re.match(r"silent for ([\d.]+) s\b", event.why) if isinstance(event, e.Gone) else None
     return max(0.0, event.seconds - float(silent.group(1))) if silent else event.seconds
 
 
@@ -225,7 +210,7 @@ def _add(total: dict[str, float], more: dict[str, float]) -> None:
             total[kind] = total.get(kind, 0.0) + seconds
 
 
-def _work(progress: Sequence[Progress]) -> tuple[list[float], list[float]]:
+def _work(progress: Sequence[e.Progress]) -> tuple[list[float], list[float]]:
     """Rows computed by each record, including repeats after a rollback."""
     at, done, last = [0.0], [0.0], 0
     for event in progress:
@@ -312,7 +297,7 @@ class RunRecord:
 
 
 def tell(
-    name: str, events: Sequence[RunEvent], summary: dict[str, Any] | None = None, job: Job | None = None
+    name: str, events: Sequence[e.RunEvent], summary: dict[str, Any] | None = None, job: Job | None = None
 ) -> RunRecord:
     return RunRecord(name, account(events), summary or {}, job)
 
@@ -329,7 +314,7 @@ def read(folder: Path) -> RunRecord:
             raise Invalid(f"{folder} has no events.jsonl: its run has not begun; look again when it has")
         raise Invalid(f"{folder} is no run: it has no events.jsonl; give a folder that `shoal train` has written")
     try:
-        found, damaged = read_legible(events)
+        found, damaged = e.read_legible(events)
     except OSError as error:
         raise Invalid(f"cannot read {events}: {error.strerror}: make that possible, or copy it elsewhere") from None
     told = RunRecord(folder.resolve().name, account(found), folder=folder)

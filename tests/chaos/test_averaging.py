@@ -13,9 +13,9 @@ import shoal
 from shoal.errors import RunFailed
 from shoal.events import Gone, RunEvent, Saved
 from shoal.job import Job
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.testing.watch import kill, reach, watch
-from shoal.training.run import RunHandle
+from shoal.training.tracked_run import RunHandle
 from tests.support.quick import AS_SETTINGS
 from tests.support.sandbox import Den, soon
 

@@ -13,10 +13,10 @@ from shoal.events import Evaluated, Gone, RolledBack, RunEvent, Saved
 from shoal.job import Job
 from shoal.run.finished import Run
 from shoal.run.run import execute
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.watch import Watched, kill, reach, watch
-from shoal.training.run import RunHandle
+from shoal.training.tracked_run import RunHandle
 
 NEAR = 5e-3  # of the objective: who takes a part over begins with careful steps, and is soon where it would have been
 JOB: dict[str, Any] = {

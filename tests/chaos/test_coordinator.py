@@ -244,7 +244,7 @@ def test_a_listener_that_takes_its_time_holds_up_nobody() -> None:
         told.append(event)
 
     with ServerRun(job, load(job.data, job.seed), listen) as training:
-        assert soon(lambda: training.course.ended)  # all is computed and judged, and not one event was taken
+        assert soon(lambda: training.course.ended)  # all is computed and evaluated, and not one event was taken
         assert told == []
         slow.set()
         outcome = training.wait(PATIENCE)

@@ -20,11 +20,11 @@ from shoal.events import Evaluated, Gone, Linked, Resumed, RunEvent, Stopped, Wa
 from shoal.job import Job
 from shoal.run.finished import Run
 from shoal.run.run import execute
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.strategies.gossip.run import GossipRun
 from shoal.testing.watch import BesideRun, Meanwhile, Watched, kill, reach, watch
 from shoal.training.local_checkpoint import read
-from shoal.training.run import RunHandle
+from shoal.training.tracked_run import RunHandle
 from tests.support.quick import AS_SETTINGS
 from tests.support.sandbox import Den, soon
 from tests.support.warm_forkserver import offspring

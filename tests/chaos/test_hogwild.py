@@ -21,10 +21,10 @@ from shoal.events import Evaluated, Gone, Joined, Resumed, Stopped, Warned
 from shoal.job import Job
 from shoal.run.finished import Run
 from shoal.run.run import execute
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.strategies.hogwild.run import HogwildRun
 from shoal.testing.watch import BesideRun, Meanwhile, Watched, kill, reach, watch
-from shoal.training.run import RunHandle
+from shoal.training.tracked_run import RunHandle
 from tests.support.sandbox import Den, soon
 from tests.support.warm_forkserver import offspring
 

@@ -18,11 +18,11 @@ import shoal
 from shoal.events import Gone, RunEvent, Started, Warned
 from shoal.job import Job
 from shoal.run.folder import EventLog
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.strategies.averaging import mpi
 from shoal.strategies.averaging.mpirun import MpirunRun
 from shoal.testing.watch import kill, reach, watch
-from shoal.training.run import RunHandle
+from shoal.training.tracked_run import RunHandle
 from tests.support import PATIENCE
 from tests.support.sandbox import is_gone, soon
 
@@ -116,7 +116,7 @@ def test_without_rank_0_or_mpirun_all_end_and_nothing_is_left(victim: str) -> No
 
     run = watch(job(stop__epochs=1_000), break_it)
     assert run.outcome.failed and "--resume" in run.outcome.why
-    assert run.outcome.judged is not None and run.outcome.judged.loss == min(run.losses)  # what was judged best
+    assert run.outcome.judged is not None and run.outcome.judged.loss == min(run.losses)  # what was evaluated best
     assert ("worker-0" if victim == "rank 0" else "mpirun ended (killed by signal 9)") in run.outcome.why
     assert soon(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     assert not folders[0].exists()

@@ -26,10 +26,10 @@ from shoal.events import Elected, Evaluated, Gone, Joined, Resumed, Saved, read_
 from shoal.job import Job
 from shoal.run.finished import Run
 from shoal.run.run import execute
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.strategies.peers.run import PeerRun
 from shoal.testing.watch import BesideRun, Watched, kill, reach, watch
-from shoal.training.run import RunHandle
+from shoal.training.tracked_run import RunHandle
 from shoal.wire.messages.peers import PeerStatus
 from tests.support.quick import AS_SETTINGS
 from tests.support.sandbox import Den, soon

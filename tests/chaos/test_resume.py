@@ -192,7 +192,7 @@ def test_an_interrupted_run_goes_on_from_where_it_was_interrupted(
 
 @pytest.mark.slow
 def test_the_best_weights_survive(den: Den, tmp_path: Path) -> None:
-    """With patience they are the model of the run, whoever judged them."""
+    """With patience they are the model of the run, whoever evaluated them."""
     run = tmp_path / "run"
     killed(den, run, 2, *flags("sync", stop__patience=50), "--out", str(run))
     assert (run / "best.safetensors").exists()

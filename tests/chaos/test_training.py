@@ -226,13 +226,13 @@ def fails(job: Job, folder: Path, strike: Meanwhile) -> RunFailed:
 
 
 def check_kept(error: RunFailed, folder: Path) -> None:
-    """What was judged last is saved, and says of itself what it is."""
+    """What was evaluated last is saved, and says of itself what it is."""
     assert str(folder) in str(error)
     run = Run.load(folder)
     assert run.summary["failed"] is True
     assert run.summary["stopped_because"] == error.why == run.events[-1].why  # type: ignore[union-attr]
     last = [event for event in run.events if isinstance(event, Evaluated)][-1]
-    # The best that was judged, told or not: the evaluator may have been ahead of the news.
+    # The best that was evaluated, told or not: the evaluator may have been ahead of the news.
     assert run.summary["test_loss"] <= last.test_loss
     assert run.model is not None
     assert run.model.nonzeros > 0 or last.number == 0
@@ -262,8 +262,8 @@ def start(den: Den, folder: Path, within: Sequence[str] = ()) -> subprocess.Pope
     )
 
 
-def is_judged(folder: Path, times: int) -> bool:
-    """Whether the run in this folder has judged its model so often."""
+def is_evaluated(folder: Path, times: int) -> bool:
+    """Whether the run in this folder has evaluated its model so often."""
     lines = folder / "events.jsonl"
     return lines.exists() and sum(isinstance(event, Evaluated) for event in read_run(lines)) >= times
 
@@ -273,7 +273,7 @@ def is_judged(folder: Path, times: int) -> bool:
 def test_nothing_is_left_when_the_parent_is_killed(den: Den, tmp_path: Path, moment: float | None) -> None:
     child = start(den, tmp_path / "run")
     if moment is None:
-        assert soon(lambda: is_judged(tmp_path / "run", 2))
+        assert soon(lambda: is_evaluated(tmp_path / "run", 2))
         assert len(den.alive()) == 8  # the parent, its forkserver, the coordinator, two servers, three workers
     else:
         time.sleep(moment)  # it is still starting
@@ -297,8 +297,8 @@ def test_an_interrupted_run_saves_what_was_learned_and_leaves_nothing_else(
 ) -> None:
     folder = tmp_path / "run"
     child = start(den, folder)
-    assert soon(lambda: is_judged(folder, evaluations))
-    if evaluations == 1:  # the first weights are judged: wait until something is learned since
+    assert soon(lambda: is_evaluated(folder, evaluations))
+    if evaluations == 1:  # the first weights are evaluated: wait until something is learned since
         events = folder / "events.jsonl"
         assert soon(lambda: any(isinstance(one, Progress) and one.steps for one in read_run(events)))
     os.killpg(child.pid, number)
@@ -321,11 +321,11 @@ def test_a_run_that_was_started_to_ignore_hangup_and_ctrl_c_goes_on_and_ends_on_
     """`nohup shoal train ... &` in a script."""
     folder = tmp_path / "run"
     child = start(den, folder, within=("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh"))
-    assert soon(lambda: is_judged(folder, 1))
+    assert soon(lambda: is_evaluated(folder, 1))
     os.killpg(child.pid, signal.SIGHUP)
     os.killpg(child.pid, signal.SIGINT)
     seen = sum(isinstance(event, Evaluated) for event in read_run(folder / "events.jsonl"))
-    assert soon(lambda: child.poll() is not None or is_judged(folder, seen + 2))
+    assert soon(lambda: child.poll() is not None or is_evaluated(folder, seen + 2))
     assert child.poll() is None, child.communicate()[1]
     child.send_signal(signal.SIGTERM)
     _, errors = child.communicate(timeout=PATIENCE)

@@ -44,7 +44,7 @@ def test_any_number_of_workers_and_servers_makes_the_same_model(how: str, worker
 
 
 def test_every_evaluation_on_the_way_is_the_same_too() -> None:
-    """Training waits while the evaluator reads, so that it judges exactly that step."""
+    """Training waits while the evaluator reads, so that it evaluates exactly that step."""
     runs = [watch(job_of("threads", workers=workers, evaluate__every=0.3)) for workers in (1, 4)]
     facts = [[(event.steps, event.test_loss, event.metrics) for event in run.all(Evaluated)] for run in runs]
     assert len(facts[0]) == 11

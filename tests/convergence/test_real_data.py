@@ -95,7 +95,7 @@ def test_clicks_are_foreseen() -> None:
 def serial_auc(seed: int) -> float:
     job = shoal.Job.of({"data": "clicks", "stop": {"epochs": 3}, "seed": seed})
     dataset = load(job.data, job.seed)
-    auc = job.model.judge(dataset.test, serial(job, dataset))[1]["auc"]
+    auc = job.model.evaluate(dataset.test, serial(job, dataset))[1]["auc"]
     assert auc is not None
     return auc
 

@@ -37,7 +37,7 @@ UPDATES = [SGD(0.5), SGD(0.5, l1=1e-3, l2=1e-2), AdaGrad(0.3), AdaGrad(0.3, l1=1
 
 
 class Whole(Batch):
-    """All rows as a set to be judged."""
+    """All rows as a set to be evaluated."""
 
     @property
     def rows(self) -> int:
@@ -177,9 +177,9 @@ LEARNERS = [SGD(0.5), AdaGrad(0.3), FTRL(alpha=1.0)]
 @pytest.mark.parametrize("update", LEARNERS, ids=lambda update: update.name)
 def test_the_serial_run_learns_what_can_be_told_apart(loss: Loss, update: Update) -> None:
     model, rows = Linear(loss=loss), separable()
-    before, _ = model.judge(rows, np.zeros(model.keys(FEATURES), np.float32))
+    before, _ = model.evaluate(rows, np.zeros(model.keys(FEATURES), np.float32))
     weights, _ = serial_fit(model, update, rows, BATCH, FEATURES, 150, orders(150))
-    after, metrics = model.judge(rows, weights)
+    after, metrics = model.evaluate(rows, weights)
     assert after < 0.3 * before
     assert metrics["accuracy"] is not None and metrics["accuracy"] > 0.96
     assert metrics["auc"] is not None and metrics["auc"] > 0.99
@@ -189,9 +189,9 @@ def test_the_serial_run_learns_what_can_be_told_apart(loss: Loss, update: Update
 def test_the_serial_run_comes_close_to_least_squares(update: Update) -> None:
     model, rows = Linear(loss="squared"), separable()
     x, _ = written_out(model, rows)
-    best, _ = model.judge(rows, np.linalg.lstsq(x, rows.labels)[0].astype(np.float32))
+    best, _ = model.evaluate(rows, np.linalg.lstsq(x, rows.labels)[0].astype(np.float32))
     weights, _ = serial_fit(model, update, rows, BATCH, FEATURES, 150, orders(150))
-    assert best <= model.judge(rows, weights)[0] < 1.05 * best
+    assert best <= model.evaluate(rows, weights)[0] < 1.05 * best
 
 
 def test_a_pass_in_another_order_ends_elsewhere() -> None:
@@ -250,7 +250,7 @@ def test_the_serial_run_learns_real_data(
     order = np.stack([slots.contents(of_pass) for of_pass in range(5)])
     counts = np.append(data.train.counts, data.train.rows)[: model.keys(data.features)].astype(np.float32)
     weights, seconds = serial_fit(model, update, rows, 256, data.features, 5, order, counts=counts)
-    reached, metrics = model.judge(data.test, weights)
+    reached, metrics = model.evaluate(data.test, weights)
     print(f"{name}: loss {reached:.4f}, {metrics}, {len(rows) / max(min(seconds), 1e-9):,.0f} rows/s")
     assert reached < loss
     assert metrics["accuracy"] is not None and metrics["accuracy"] > accuracy

@@ -19,7 +19,7 @@ from shoal.data.datasets import Dataset, load
 from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.models import Linear
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.testing.watch import watch
 
 Doubles = npt.NDArray[np.float64]

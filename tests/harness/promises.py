@@ -55,7 +55,7 @@ def tests_in(text: str) -> set[tuple[str, str]]:
     return {(file, test) for file, test in _TEST.findall(text) if file or test}
 
 
-# Promises and invariants that whole files are about, or that a checker which they run judges in every schedule.
+# Promises and invariants that whole files are about, or that a checker which they run evaluates in every schedule.
 _SEEDS = "simulation/test_seeds.py"
 CHECKED: dict[str, tuple[str, ...]] = {
     "P1-P2": (_SEEDS, "chaos/test_faults_servers.py", "chaos/test_faults_workers.py", "chaos/test_drill.py"),

@@ -20,7 +20,7 @@ from shoal.events import Evaluated, Resumed, RunEvent, Saved, Started
 from shoal.job import Job
 from shoal.models.learner import learner_of
 from shoal.run.finished import Run
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.strategies.averaging.shards import Shards
 from shoal.testing.watch import Watched, watch
 from shoal.training.local_model import LocalModel
@@ -54,7 +54,7 @@ def by_hand(of: Job, every: int | None) -> Floats:
     left = 2 * slots.per_pass
     mean = np.zeros_like(cores[0].slab)
     while left:
-        room = min(left, slots.per_pass - (2 * slots.per_pass - left) % slots.per_pass)  # judged after each pass
+        room = min(left, slots.per_pass - (2 * slots.per_pass - left) % slots.per_pass)  # evaluated after each pass
         for rank, ids in parts.plan(room).items():
             left -= len(ids)
             for piece in parts.pieces(ids):

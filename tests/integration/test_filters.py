@@ -22,7 +22,7 @@ from shoal.run.finished import Run
 from shoal.run.run import train
 from shoal.store.client import session
 from shoal.strategies.parameter_server.run import ServerRun
-from shoal.views import savings
+from shoal.views import summary_figures
 from tests.support import PATIENCE
 from tests.support.one_thread_run import JOB, Ship
 
@@ -78,7 +78,7 @@ def small(out: Path | None = None, **changes: Any) -> Run:
 def test_a_run_with_all_filters_learns_as_well_and_says_what_they_saved(strategy: str, tmp_path: Path) -> None:
     plain = small(strategy=strategy)
     run = small(tmp_path / "run", strategy=strategy, filters=ALL)
-    assert plain.summary["filters"] is None and savings.line(plain.summary) == ""
+    assert plain.summary["filters"] is None and summary_figures.line(plain.summary) == ""
     found = run.summary["filters"]
     assert list(found["bytes"]) == ALL
     assert found["ratio"]["to_servers"] > 6 and found["ratio"]["to_workers"] > 3

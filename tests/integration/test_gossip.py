@@ -17,7 +17,7 @@ from shoal.errors import Invalid
 from shoal.events import Evaluated, Gone, Joined, Linked, Progress, Resumed, RunEvent, Saved, Stopped, Warned
 from shoal.job import Job
 from shoal.models.learner import learner_of
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.strategies.averaging.shards import Shards
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossip.model import GossipLocalModel, assign_rows
@@ -112,7 +112,7 @@ def test_where_time_and_bytes_went_is_told() -> None:
 @pytest.mark.variants(slow=["star"])
 @pytest.mark.parametrize("topology", ["ring", "torus", "star"])
 def test_without_learning_all_agree_as_fast_as_was_predicted(topology: str) -> None:
-    """Judged after every round; from where the slowest part is all that is left."""
+    """Evaluated after every round; from where the slowest part is all that is left."""
     rounds = {"evaluate__every": 4 / 50, "stop__epochs": 1}
     run = watch(job(strategy__topology=topology, strategy__start="own", update__rule="sgd", update__step=0.0, **rounds))
     told = {round(event.spread["rounds"]): event.spread["distance"] for event in run.all(Evaluated)}

@@ -22,7 +22,7 @@ from shoal.inspect.query import opened
 from shoal.job import Job
 from shoal.launch.processes import ProcessCluster
 from shoal.security import keyring
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.strategies.parameter_server.group_cluster import guest
 from shoal.strategies.parameter_server.run import ServerRun
 from tests.support.sandbox import soon

@@ -27,7 +27,7 @@ from shoal.inspect.evaluate import ModelEvaluator
 from shoal.inspect.status import look_at
 from shoal.job import Job
 from shoal.launch.processes import ProcessCluster
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.strategies.parameter_server.group_cluster import GroupCluster, guest
 from shoal.strategies.parameter_server.run import ServerRun
 from shoal.timing import TimingSettings

@@ -21,7 +21,7 @@ from shoal.events import Evaluated, Joined, Progress, Resumed, Saved, Started, S
 from shoal.job import Job
 from shoal.run.finished import Run
 from shoal.run.run import execute
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.strategies.hogwild.run import HogwildRun
 from shoal.training import local_checkpoint
 from tests.support.sandbox import soon

@@ -19,7 +19,7 @@ from shoal.errors import Invalid
 from shoal.events import Evaluated, RunEvent
 from shoal.job import Job
 from shoal.launch import mpirun_rank
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.simulation.reference import serial
 from shoal.strategies.averaging import mpi
 from shoal.strategies.averaging.mpirun import main as rank_main

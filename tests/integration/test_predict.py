@@ -1,4 +1,4 @@
-"""What a model predicts is what it was judged by: hashed ids, click logs, modules, archives; and rows that are none."""
+"""What a model predicts is what it was evaluated by: hashed ids, click logs, modules, archives; and rows that are none."""
 
 from __future__ import annotations
 

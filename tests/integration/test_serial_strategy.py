@@ -19,7 +19,7 @@ from shoal.events import Evaluated, Progress, Resumed, RunEvent, Started, Stoppe
 from shoal.job import Job
 from shoal.run.finished import Run
 from shoal.run.run import execute
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.testing.watch import watch
 from tests.support.sandbox import soon
 

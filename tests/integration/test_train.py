@@ -19,7 +19,7 @@ from shoal.job import Job
 from shoal.nodes.evaluator import Evaluator
 from shoal.run.finished import Run
 from shoal.run.run import execute, train
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.strategies.parameter_server.run import ServerRun
 
 ROWS, BATCH = 600, 20  # 30 slots in a pass
@@ -256,13 +256,13 @@ def test_labels_that_a_model_cannot_learn_are_refused_and_leave_no_folder(tmp_pa
 
 def test_ctrl_c_ends_everything_and_keeps_what_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_work: list[list[str]] = []
-    judge_now = Evaluator.judge_now
+    evaluate_now = Evaluator.evaluate_now
 
     def watched(self: Evaluator, pulled: Any) -> Any:
         at_work.append([one.name for one in threading.enumerate() if one.name.startswith("worker")])
-        return judge_now(self, pulled)
+        return evaluate_now(self, pulled)
 
-    monkeypatch.setattr(Evaluator, "judge_now", watched)
+    monkeypatch.setattr(Evaluator, "evaluate_now", watched)
 
     def interrupt(event: RunEvent) -> None:
         if isinstance(event, Evaluated) and event.number == 2:
@@ -277,7 +277,7 @@ def test_ctrl_c_ends_everything_and_keeps_what_was_judged(tmp_path: Path, monkey
     assert back.model is not None and back.summary["examples"] > 0
     stopped = [event for event in read_run(tmp_path / "run" / "events.jsonl") if isinstance(event, Stopped)]
     assert [event.why for event in stopped] == ["interrupted"]
-    assert at_work == [[]]  # what they would compute while it is judged is in no checkpoint
+    assert at_work == [[]]  # what they would compute while it is evaluated is in no checkpoint
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 

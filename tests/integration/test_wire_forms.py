@@ -101,7 +101,7 @@ def test_only_what_travels_is_rounded(threads: shoal.KV, wire: Wire) -> None:
     threads.push(name, [2], [64.0]).result(PATIENCE)
     rough = threads.pull(name, [2]).result(PATIENCE)[0]
     assert rough == pytest.approx(64.9765625, rel=2.0**-8) and rough != 64.9765625
-    assert threads.pull(name, [2], exact=True).result(PATIENCE) == [64.9765625]  # for who keeps or judges a model
+    assert threads.pull(name, [2], exact=True).result(PATIENCE) == [64.9765625]  # for who keeps or evaluates a model
     threads.push(name, [2], [-64.0]).result(PATIENCE)
     assert threads.pull(name, [2]).result(PATIENCE) == [0.9765625]  # nothing of it was lost
 

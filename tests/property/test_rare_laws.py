@@ -102,7 +102,7 @@ class Town:
                 self.answers.append(effect.message)
             elif effect.to != COORDINATOR:
                 self.post.append((sender, effect))
-            elif isinstance(effect.message, m.Full) and self.filling:
+            elif isinstance(effect.message, m.BackfillComplete) and self.filling:
                 self.become([*self.servers, self.filling])
 
     def deliver(self, most: int = 1 << 30) -> None:

@@ -2,7 +2,7 @@
 
 sandbox           runs programs under test and finds every process and file that they leave behind
 warm_forkserver   starts the processes of a cluster from one that has its imports
-counting          runs the counting model on real processes, judged by the simulator's checker
+counting          runs the counting model on real processes, evaluated by the simulator's checker
 one_thread_run    runs all nodes of a run in one thread, with no faults
 fake_run          plays a run's workers and evaluator by hand, for tests of the scheduler
 hosts             makes network namespaces with an address each; packet_link joins them

@@ -1,4 +1,4 @@
-"""Runs the counting model on real processes: the simulator's clients, judged by its checker.
+"""Runs the counting model on real processes: the simulator's clients, evaluated by its checker.
 
     crowd = Crowd(plan, address, den)       everyone in a process of its own, which can be killed
     crowd.start(0); crowd.start(1)

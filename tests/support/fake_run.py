@@ -85,7 +85,7 @@ class Desk:
         assert isinstance(judge, m.EvaluateNow)
         return judge
 
-    def judge(self, loss: float = 0.5) -> int:
+    def evaluate(self, loss: float = 0.5) -> int:
         """Do the evaluation that is asked for: its number, or -1."""
         asked = self.ready()
         if asked.number >= 0:
@@ -94,10 +94,10 @@ class Desk:
         return asked.number
 
     def begin(self, loss: float = 0.7) -> Desk:
-        """Both workers are here, and the first weights are judged."""
+        """Both workers are here, and the first weights are evaluated."""
         self.want(1)
         self.want(2)
-        assert self.judge(loss) == 0
+        assert self.evaluate(loss) == 0
         return self
 
     def work(self, who: int, most: int = 4) -> int:
@@ -112,7 +112,7 @@ class Desk:
             self.now += 10 * MILLISECOND
             for who in (1, 2):
                 self.work(who)
-            self.judge(loss)
+            self.evaluate(loss)
             self.feed(self.scheduler.tick(self.now))
             if self.scheduler.ended:
                 break

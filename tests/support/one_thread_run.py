@@ -22,7 +22,7 @@ from shoal.nodes.factory import scheduler_for
 from shoal.nodes.scheduler import Scheduler
 from shoal.nodes.server import Server
 from shoal.nodes.trainer import Trainer
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.simulation.training_world import TrainingNodes
 from shoal.simulation.world import World
 from shoal.store.client.task import Task

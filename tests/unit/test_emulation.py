@@ -75,6 +75,6 @@ def test_what_cannot_be_is_refused(setting: str) -> None:
 
 
 def eval_of(text: str) -> object:
-    from shoal.settings import value_of
+    from shoal.settings_tree import value_of
 
     return value_of(text)

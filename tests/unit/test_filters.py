@@ -27,7 +27,7 @@ from shoal.store.client.client import Client
 from shoal.store.client.filtering import checked_chain
 from shoal.store.server.segment_state import RequestCheck
 from shoal.tables import Filter
-from shoal.views import savings
+from shoal.views import summary_figures
 from shoal.wire import coding
 from shoal.wire import messages as m
 
@@ -241,28 +241,38 @@ def test_the_coordinator_adds_up_what_workers_say_of_filters_over_all_their_live
 
 
 def test_a_summary_and_its_line_say_how_many_times_fewer_bytes_went() -> None:
-    found = savings.filters({"all": [12_000_000, 1_000_000, 4_000_000, 1_000_000], "delta": [8, 1, 0, 0]}, (0.5, 0.25))
+    found = summary_figures.filters(
+        {"all": [12_000_000, 1_000_000, 4_000_000, 1_000_000], "delta": [8, 1, 0, 0]}, (0.5, 0.25)
+    )
     assert found is not None
     assert found["ratio"] == {"to_servers": 12.0, "to_workers": 4.0}
     assert found["bytes"] == {"delta": {"to_servers": [8, 1], "to_workers": [0, 0]}}
     assert found["ratio_of_filters"] == found["ratio"]
-    assert savings.line({"filters": found}) == (
+    assert summary_figures.line({"filters": found}) == (
         "1.0 MB to servers instead of 12.0 MB (12.0 times fewer), 1.0 MB to workers instead of 4.0 MB (4.0 times fewer); "
         "left for later: 0.5; lost with workers: 0.25"
     )
 
 
 def test_what_lists_by_number_saved_is_no_filters_doing() -> None:
-    found = savings.filters({"all": [12_000_000, 1_000_000, 0, 0], "handles": [9, 1, 0, 8_000_000]}, (0.0, 0.0))
+    found = summary_figures.filters({"all": [12_000_000, 1_000_000, 0, 0], "handles": [9, 1, 0, 8_000_000]}, (0.0, 0.0))
     assert found is not None and found["ratio"]["to_servers"] == 12.0
     assert found["ratio_of_filters"]["to_servers"] == 4.0 and found["by_number"]["to_servers"] == 8_000_000
-    assert savings.line({"filters": found}) == (
+    assert summary_figures.line({"filters": found}) == (
         "1.0 MB to servers instead of 4.0 MB (4.0 times fewer) and of 12.0 MB without lists by number (12.0 times)"
     )
     older = {name: value for name, value in found.items() if name not in ("by_number", "ratio_of_filters")}
-    assert savings.line({"filters": older}).endswith("instead of 12.0 MB (12.0 times fewer)")
+    assert summary_figures.line({"filters": older}).endswith("instead of 12.0 MB (12.0 times fewer)")
 
 
 def test_where_there_are_no_filters_there_is_no_line() -> None:
-    assert savings.filters({"handles": [1, 2, 3, 4]}, (0, 0)) is None and savings.line({"filters": None}) == ""
-    assert savings.handles({"handles": [1, 2, 3, 4]}) == {"hits": 1, "misses": 2, "forgotten": 3, "bytes_saved": 4}
+    assert (
+        summary_figures.filters({"handles": [1, 2, 3, 4]}, (0, 0)) is None
+        and summary_figures.line({"filters": None}) == ""
+    )
+    assert summary_figures.handles({"handles": [1, 2, 3, 4]}) == {
+        "hits": 1,
+        "misses": 2,
+        "forgotten": 3,
+        "bytes_saved": 4,
+    }

@@ -1,6 +1,6 @@
 """``import shoal`` and ``shoal --help`` cost next to nothing: what is heavy is imported when it is first used.
 
-How long they took is printed (``pytest -s``), not judged: machines differ.
+How long they took is printed (``pytest -s``), not evaluated: machines differ.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ LEVELS = (
         "limits",
         "timing",
         "emulation",
-        "settings",
+        "settings_tree",
         "cache",
         "jit",
         "files",

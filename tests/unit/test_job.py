@@ -17,7 +17,7 @@ from shoal.errors import Invalid
 from shoal.job import Evaluate, Job, LaunchSettings, UpdateSettings
 from shoal.models.linear import Linear
 from shoal.schedule.stop_rules import StopRules
-from shoal.settings import changed, settings_of, toml_lines, value_of
+from shoal.settings_tree import changed, settings_of, toml_lines, value_of
 from shoal.strategies.parameter_server.algorithm import Async, Bounded, Sync
 
 

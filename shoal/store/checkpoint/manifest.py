@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from shoal import limits
-from shoal.decoding import look_up
+from shoal.decoding import resolve_types
 from shoal.errors import BadCheckpoint, Invalid, OtherRun
 from shoal.files import Disk
 from shoal.keys import KeyRange
@@ -287,4 +287,4 @@ def _numbers(disk: Disk, root: Path) -> list[int]:
     return sorted(int(name) for name in disk.names(root) if re.fullmatch(r"\d{8,18}", name) and int(name) > 0)
 
 
-look_up(SealedCheckpoint, Manifest, BestCheckpoint)
+resolve_types(SealedCheckpoint, Manifest, BestCheckpoint)

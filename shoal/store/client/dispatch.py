@@ -20,19 +20,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from shoal import limits
-from shoal.errors import (
-    BadFilter,
-    BadKeys,
-    BadValues,
-    DependencyFailed,
-    Invalid,
-    Refused,
-    SegmentsLost,
-    ShoalError,
-    Unanswered,
-    UnknownTable,
-)
+from shoal import errors, limits
 from shoal.store.client.inflight import Inflight, InflightRequest
 from shoal.store.client.operation import Admin, Operation, ParkOperation, PullOperation, PushOperation, StatusOperation
 from shoal.store.client.session import Session
@@ -100,7 +88,7 @@ class Dispatcher:
             after = op.task.after
             failed = None if isinstance(op, ParkOperation) else next((t for t in after if t.done and t.error), None)
             if failed is not None:
-                op.task.finish(error=DependencyFailed(op.task.what, str(failed.error)))
+                op.task.finish(error=errors.DependencyFailed(op.task.what, str(failed.error)))
             elif not all(task.done for task in after):
                 op.task.waits_for = "the tasks it follows"
                 waiting.append(op)
@@ -154,7 +142,7 @@ class Dispatcher:
             return []
         try:
             effects = self._answer(now, sender, op, request, message, arrays)
-        except BadFilter as error:  # a user's filter failed: this call fails, no other
+        except errors.BadFilter as error:  # a user's filter failed: this call fails, no other
             effects = []
             if isinstance(op, PushOperation):
                 op.settle(pending, message)
@@ -187,7 +175,9 @@ class Dispatcher:
             case m.SegmentsMoved(_, view):
                 effects += self._moved(now, op, view, [sender])
             case m.Rollback():
-                self._end(op, error=Refused(sender, "the cluster rolled back to a checkpoint while this was in flight"))
+                self._end(
+                    op, error=errors.Refused(sender, "the cluster rolled back to a checkpoint while this was in flight")
+                )
             case m.Refusal(_, kind, reason):
                 self._end(op, error=_refusal(sender, kind, reason))
             case _ if (found := op.opened(message, arrays)) is None or not op.accepts(request, message, found):
@@ -216,7 +206,7 @@ class Dispatcher:
     def _finish(self, op: Operation) -> None:
         try:
             value = op.value(self._session)
-        except ShoalError as error:
+        except errors.ShoalError as error:
             self._end(op, error=error)
         else:
             self._end(op, value)
@@ -293,13 +283,13 @@ class Dispatcher:
             if isinstance(op, PushOperation | PullOperation | StatusOperation):
                 try:
                     layout = session.layout_of(op.table)
-                except UnknownTable as error:
+                except errors.UnknownTable as error:
                     self._end(op, error=error)
                     continue
                 targets = [pending.to for pending in inflight_requests(op, self.inflight)]
                 gone = next((server for server in targets if server not in alive), None)
                 if gone is not None and layout.is_lost:
-                    self._end(op, error=SegmentsLost(layout.name, gone))
+                    self._end(op, error=errors.SegmentsLost(layout.name, gone))
                 elif gone is not None or op.since != layout.since:
                     servers = refused_servers(op, layout, alive, self.inflight)
                     effects += self._moved(now, op, view.number, servers) if servers else []
@@ -327,7 +317,7 @@ class Dispatcher:
                 self.inflight.renew(now, pending)
             else:
                 self._session.counts["unanswered"] += 1
-                self._end(op, error=Unanswered(op.task.what, pending.to, view.timing.silence / limits.SECOND))
+                self._end(op, error=errors.Unanswered(op.task.what, pending.to, view.timing.silence / limits.SECOND))
         return effects + self.submit(now)
 
 
@@ -375,6 +365,6 @@ def servers_to_ask(op: Operation, layout: Layout, inflight: Inflight) -> list[st
 
 def _refusal(by: str, kind: str, reason: str) -> Exception:
     if kind in ("table", "setting"):
-        return Invalid(reason)
-    error = {"keys": BadKeys, "values": BadValues}.get(kind)
-    return Refused(by, reason) if error is None else error(f"{by}: {reason}")
+        return errors.Invalid(reason)
+    error = {"keys": errors.BadKeys, "values": errors.BadValues}.get(kind)
+    return errors.Refused(by, reason) if error is None else error(f"{by}: {reason}")

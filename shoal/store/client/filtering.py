@@ -162,7 +162,7 @@ def checked_chain(spec: Table, flow: Flow | None = None, warm: bool = False) -> 
 
 
 def check_named(named: Sequence[str | Mapping[str, Any]], update: Update, wire: Wire, modules: bool) -> None:
-    """Refuse a job's filters that cannot be; with ``modules`` servers judge unknown ones."""
+    """Refuse a job's filters that cannot be; with ``modules`` servers check unknown ones."""
     filters = described(named)
     if are_known(filters) or not modules:
         checked_chain(Dense(rows=1, update=update, wire=wire, filters=filters))

@@ -110,7 +110,7 @@ class Backfill:
             transfer.pieces = max(1, -(-rows // transfer.per_piece))
         return self._send(now, transfer, transfer.image)
 
-    def handle_filled(self, now: int, message: m.Filled) -> None:
+    def handle_filled(self, now: int, message: m.BackfillReceived) -> None:
         transfer = self._transfer
         if transfer is None or (message.segment, message.seq) != (transfer.segment, transfer.seq):
             return
@@ -150,7 +150,7 @@ class Backfill:
         arrays: list[m.Array] = [image.rows[low:high].reshape(-1)]
         if image.names is not None:
             arrays.insert(0, image.names[low:high])
-        fill = m.Fill(
+        fill = m.BackfillPiece(
             self.log.table,
             self.log.view,
             self.log.incarnation,
@@ -175,7 +175,9 @@ class Backfill:
         self.reported = dict(self.epochs)
         segments = sorted(self.epochs)
         epochs = [self.epochs[segment] for segment in segments]
-        full = m.Full(self.log.incarnation, self.log.table, segments, epochs, self.link.name, self.link.incarnation)
+        full = m.BackfillComplete(
+            self.log.incarnation, self.log.table, segments, epochs, self.link.name, self.link.incarnation
+        )
         return [Send(coordinator, full)]
 
     def is_stuck(self, now: int) -> bool:

@@ -176,10 +176,10 @@ class Backup:
 
     # ------------------------------------------------------------ filling
 
-    def fill(self, sender: str, message: m.Fill, arrays: m.Arrays) -> HandlerResult:
+    def fill(self, sender: str, message: m.BackfillPiece, arrays: m.Arrays) -> HandlerResult:
         """Take a piece of a segment. Segments are installed once all being filled are complete."""
         segment = message.segment
-        filled = m.Filled(self.number, self.incarnation, segment, message.epoch, message.seq, message.piece)
+        filled = m.BackfillReceived(self.number, self.incarnation, segment, message.epoch, message.seq, message.piece)
         answer = Send(sender, filled)
         if segment in self._segment_seq or segment in self._complete:
             return HandlerResult([answer])
@@ -204,7 +204,7 @@ class Backup:
                 return self.install() + HandlerResult([answer])
         return HandlerResult([answer])
 
-    def _place_rows(self, piece: m.Fill, arrays: m.Arrays) -> bool:
+    def _place_rows(self, piece: m.BackfillPiece, arrays: m.Arrays) -> bool:
         """Put the rows of a piece where they will stay. False if they do not fit."""
         self._storage = self._storage or self._new_storage()
         keys, sparse = self.ranges(piece.segment), isinstance(self.spec, Sparse)
@@ -489,7 +489,7 @@ class Backups:
         return HandlerResult()
 
 
-def _has_all_rows(piece: m.Fill, arrays: m.Arrays, sparse: bool) -> bool:
+def _has_all_rows(piece: m.BackfillPiece, arrays: m.Arrays, sparse: bool) -> bool:
     """Whether a piece has as many keys and floats as its header says."""
     if not arrays:
         return not piece.rows

@@ -62,7 +62,7 @@ def served_segments(me: str, placed: TablePlaces, before: ServedSegments | None)
 
 
 Loader = Callable[[m.TablePlaces, Sequence[int]], list[SegmentImage]]
-FromServer = m.Append | m.Appended | m.Fill | m.Filled | m.Level | m.Levels | m.Adopt | m.Adopted
+FromServer = m.Append | m.Appended | m.BackfillPiece | m.BackfillReceived | m.Level | m.Levels | m.Adopt | m.Adopted
 
 
 class TableServer:
@@ -320,7 +320,7 @@ class TableServer:
                 if not link.acknowledge(now, message.seq):
                     return HandlerResult()
                 return HandlerResult(self.log.send(now, link)) + self._advance(now)
-            case m.Filled():
+            case m.BackfillReceived():
                 backfill = self._backfills.get(sender)
                 if backfill is None or message.incarnation != self.incarnation or self.primary is None:
                     return HandlerResult()
@@ -344,7 +344,7 @@ class TableServer:
                     # answer the sender asks to drop us, and we are filled again.
                     return self.backups.count_ignored("not level with the primary")
                 return backup.append(sender, message, arrays)
-            case m.Fill():
+            case m.BackfillPiece():
                 place = self.placed.places[message.segment] if message.segment < len(self.placed.places) else None
                 if place is None or place.filling != self.me or place.epoch != message.epoch:
                     return self.backups.count_ignored("not from the primary")

@@ -125,7 +125,7 @@ def known_rule(name: str) -> UpdateRule | None:
 
 
 def check_pushed(spec: tables.Table) -> None:
-    """Refuse a table whose pushes do not suit its rule; servers judge an unknown rule."""
+    """Refuse a table whose pushes do not suit its rule; servers check an unknown rule."""
     rule = _rules.get(spec.update.name)
     if rule is not None and rule.pushed != spec.pushed:
         raise Invalid(

@@ -37,11 +37,11 @@ from shoal.launch.process_main import ProcessMessage
 from shoal.launch.process_pool import ExitReasons
 from shoal.launch.serverless_pool import name_of
 from shoal.launch.torchrun import is_ours
-from shoal.nodes.evaluator import Judgement
+from shoal.nodes.evaluator import EvaluatedModel
 from shoal.signals import deferred
 from shoal.strategies.averaging.mpi import needs_mpi, take_part, world
 from shoal.training.preflight import check
-from shoal.training.run import RunHandle, RunStart
+from shoal.training.tracked_run import RunHandle, RunStart
 from shoal.training.tracker import RunResult, Tracker, result_of
 from shoal.wire.messages import RunProgress
 
@@ -51,9 +51,10 @@ _SEGMENT = 32 << 20  # bytes of shared memory that a rank takes, at most
 _PARENT = 0.5  # seconds between checks of a rank's parent
 _COME_WITHIN = 60.0
 _END_WITHIN = 5.0
-_JUDGE_WITHIN = 60.0  # after an interruption
+_EVALUATE_WITHIN = 60.0  # after an interruption
 
-JudgedAs = tuple[int, float, dict[str, float | None], tuple[int, ...]]  # the last: of the weights
+# number, loss, metrics, shape of the weights
+EvaluatedAs = tuple[int, float, dict[str, float | None], tuple[int, ...]]
 
 
 class MpiHello(ProcessMessage, frozen=True, tag="here"):
@@ -68,14 +69,14 @@ class MpiProgress(ProcessMessage, frozen=True, tag="told"):
 
     course: RunProgress
     event: RunEvent | None = None
-    judged: JudgedAs | None = None  # the model that would be kept; its weights follow
+    judged: EvaluatedAs | None = None  # the model that would be kept; its weights follow
 
 
 class MpiLeft(ProcessMessage, frozen=True, tag="left"):
     """Rank 0 to caller: "the run is over, with this result"; weights follow."""
 
     outcome: dict[str, Any]
-    judged: JudgedAs | None
+    judged: EvaluatedAs | None
 
 
 class MpiFailed(ProcessMessage, frozen=True, tag="failed"):
@@ -91,13 +92,13 @@ class MpiInterrupt(ProcessMessage, frozen=True, tag="interrupt"):
 MpiMessage = MpiHello | MpiProgress | MpiLeft | MpiFailed | MpiInterrupt
 
 
-def send(connection: Connection, line: MpiMessage, judged: Judgement | None = None) -> None:
+def send(connection: Connection, line: MpiMessage, judged: EvaluatedModel | None = None) -> None:
     connection.send_bytes(msgspec.msgpack.encode(line))
     if judged is not None:
         connection.send_bytes(np.ascontiguousarray(judged.weights).data.cast("B"))
 
 
-def receive(connection: Connection) -> tuple[MpiMessage | None, Judgement | None]:
+def receive(connection: Connection) -> tuple[MpiMessage | None, EvaluatedModel | None]:
     """The next message and its model, if it has one; None if the other end is gone."""
     try:
         line = msgspec.msgpack.decode(connection.recv_bytes(), type=MpiMessage)
@@ -105,7 +106,7 @@ def receive(connection: Connection) -> tuple[MpiMessage | None, Judgement | None
             return line, None
         number, loss, metrics, shape = line.judged
         weights = np.frombuffer(bytearray(connection.recv_bytes()), np.float32).reshape(shape)
-        return line, Judgement(number, weights, loss, metrics)
+        return line, EvaluatedModel(number, weights, loss, metrics)
     except (EOFError, OSError):
         return None, None
 
@@ -121,7 +122,7 @@ class MpirunRun:
         self._how = ExitReasons().how
         self._ranks: dict[int, tuple[int, Connection]] = {}
         self._outcome: RunResult | None = None
-        self._judged: Judgement | None = None
+        self._judged: EvaluatedModel | None = None
         # Until rank 0 says more:
         self.course = Tracker(job, start.dataset, self.learner, start.listener).course()
 
@@ -181,7 +182,7 @@ class MpirunRun:
     def interrupted(self) -> RunResult:
         with contextlib.suppress(OSError):
             send(self._ranks[0][1], MpiInterrupt())
-        return self.wait(_JUDGE_WITHIN) or self.outcome()
+        return self.wait(_EVALUATE_WITHIN) or self.outcome()
 
     def outcome(self) -> RunResult:
         if self._outcome is not None:
@@ -330,7 +331,7 @@ def _lead(own: Path, folder: Path | None, resume: str, caller: Connection) -> No
         send(caller, MpiFailed(str(error)))
 
 
-def _facts(judged: Judgement | None) -> JudgedAs | None:
+def _facts(judged: EvaluatedModel | None) -> EvaluatedAs | None:
     return None if judged is None else (judged.number, judged.loss, judged.metrics, judged.weights.shape)
 
 

@@ -50,7 +50,7 @@ from shoal.strategies.averaging.collective import Collective, StoreCollective, c
 from shoal.strategies.averaging.shards import unseen
 from shoal.strategies.averaging.worker import AveragingRank, RoundOrder, RoundResult, make_shards, rank_class, run_rank
 from shoal.training.local_checkpoint import Snapshot
-from shoal.training.run import RunHandle, RunStart, TrackedRun
+from shoal.training.tracked_run import RunHandle, RunStart, TrackedRun
 from shoal.training.tracker import RunResult, Tracker
 
 if TYPE_CHECKING:
@@ -133,13 +133,13 @@ class AveragingRun(TrackedRun):
         self.tracker.begin(len(self._living), self.job.servers if self.job.has_servers else 0)
         self._remember(self._rank.begin())
         if self.resume is None or self.tracker.room() <= 0:  # otherwise it was evaluated before
-            self._judge()
+            self._evaluate()
 
     def _round(self) -> None:
         order = self._rank.go(RoundOrder(room=self.tracker.room(), most=self._most))
         self._remember(self._rank.round(order))
-        if self.tracker.unjudged:
-            self._judge()
+        if self.tracker.unevaluated:
+            self._evaluate()
         if self.checkpoints.due:
             self._keep()
 

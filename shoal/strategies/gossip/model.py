@@ -169,7 +169,7 @@ class Consensus:
         if len(self._slabs) * test.rows > _ROWS:
             test = ordered(test, np.arange(0, test.rows, -(-len(self._slabs) * test.rows // _ROWS)))
         models = self._slabs if distance else self._slabs[:1]  # all are the same
-        losses = [self._learner.judge(test, np.ascontiguousarray(self.weights_in(slab)))[0] for slab in models]
+        losses = [self._learner.evaluate(test, np.ascontiguousarray(self.weights_in(slab)))[0] for slab in models]
         return {"best": min(losses), "worst": max(losses), "distance": distance}
 
 

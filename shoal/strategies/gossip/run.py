@@ -36,7 +36,7 @@ from shoal.strategies.gossip.model import Consensus, assign_rows, check_size, de
 from shoal.strategies.gossip.topology import LINKS, Graph, keep_links
 from shoal.strategies.gossip.worker import HOME, GossipWorker
 from shoal.training.local_checkpoint import Snapshot, is_finite
-from shoal.training.run import RunStart
+from shoal.training.tracked_run import RunStart
 from shoal.wire import Transport
 from shoal.wire.effects import Effect
 from shoal.wire.memory import Hub
@@ -201,8 +201,8 @@ class GossipRun(PoolRun):
         self._remember()
         self._controller.counted = [0, 0]
         self._tell_exchanges()
-        if tracker.due or (tracker.why and tracker.unjudged) or not is_finite(self._models.mean):
-            self._judge()
+        if tracker.due or (tracker.why and tracker.unevaluated) or not is_finite(self._models.mean):
+            self._evaluate()
         if self.checkpoints.due and not tracker.failed:
             self._keep()
 
@@ -232,7 +232,7 @@ class GossipRun(PoolRun):
     def _weights(self) -> Floats | None:
         return None if self._at is None else self._models.weights_in(self._at[0]).copy()
 
-    def _judge(self) -> None:
+    def _evaluate(self) -> None:
         """Evaluate the mean, and how the models differ from it; the clock stands still."""
         began = time.perf_counter()
         spread = self._models.spread()
@@ -240,7 +240,7 @@ class GossipRun(PoolRun):
             spread["rounds"] = float(self._controller.mixed)
         if spread and (pieces := len(self._controller.graph.parts)) > 1:
             spread["pieces"] = float(pieces)
-        self.tracker.judge(self._models.weights_in(self._models.mean).copy(), spread)
+        self.tracker.evaluate(self._models.weights_in(self._models.mean).copy(), spread)
         self._at = self._position()
         self._counted_to += time.perf_counter() - began
 

@@ -27,7 +27,7 @@ from shoal.strategies.hogwild import CURSOR, LIMIT, STOP, Hogwild, lost
 from shoal.strategies.hogwild.loop import free
 from shoal.strategies.hogwild.worker import BUSY, DONE, GO, LEAVE, READY, HogwildWorkers, enough_files, make_shared
 from shoal.training.local_checkpoint import Snapshot, is_finite
-from shoal.training.run import RunStart
+from shoal.training.tracked_run import RunStart
 
 _SPARE = 8  # seats for workers that come later
 _CANARY = ("updates counted", "updates lost")
@@ -121,19 +121,19 @@ class HogwildRun(PoolRun):
         missing = self._close_round()
         if missing and not tracker.why:
             if not self._is_finite:
-                self._judge()  # which ends it
+                self._evaluate()  # which ends it
             elif self._present:
                 tracker.counts["slots dealt again"] += missing - untouched
             else:
                 self._nobody_left()
                 self._keep()
         if tracker.due and not tracker.why:
-            self._judge()
+            self._evaluate()
         if self.checkpoints.due and not tracker.failed:
             if self._is_finite:
                 self._keep()
             else:
-                self._judge()  # which ends it
+                self._evaluate()  # which ends it
 
     def _deal(self, numbers: Ids) -> None:
         """Write these slots to the desk, and start the workers; none computes now."""

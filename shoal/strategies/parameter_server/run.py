@@ -44,7 +44,7 @@ from shoal.store.client.task import Task
 from shoal.tables import TABLE
 from shoal.training.local_checkpoint import BestModel
 from shoal.training.preflight import check, table_of
-from shoal.training.run import RunStart
+from shoal.training.tracked_run import RunStart
 from shoal.training.tracker import RunResult, result_of
 from shoal.wire import messages as m
 from shoal.wire.messages.groups import member_name
@@ -74,7 +74,7 @@ class ServerRun:
         self._over, self._closed = threading.Event(), threading.Event()
         self._why = ""
         self._lock, self._listener_lock = threading.Lock(), threading.Lock()
-        self._judged_last = False  # no more evaluations are reported
+        self._evaluated_last = False  # no more evaluations are reported
         self._numbers = 0
         self._threads: dict[str, tuple[threading.Thread, Trainer]] = {}
         self._broken = ""  # what went wrong outside the coordinator's sight
@@ -219,9 +219,9 @@ class ServerRun:
         _ = self.course  # the last status
         self.close()  # before the evaluation, so that the checkpoint has all that was computed
         if self._evaluator is not None and pulled is not None:
-            judged = self._evaluator.judge_now(pulled)
+            judged = self._evaluator.evaluate_now(pulled)
             with self._listener_lock:
-                self._judged_last = True
+                self._evaluated_last = True
                 course = self.course
                 self._listener(
                     Evaluated(
@@ -311,7 +311,7 @@ class ServerRun:
             return  # a coordinator that was killed at the very end may say it twice
         self._course = further(self._course, event)
         with self._listener_lock:
-            if not (self._judged_last and isinstance(event, Evaluated)):
+            if not (self._evaluated_last and isinstance(event, Evaluated)):
                 self._listener(event)
         if isinstance(event, Stopped):
             self._why = event.why

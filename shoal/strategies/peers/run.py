@@ -22,13 +22,13 @@ from shoal.events import Stopped
 from shoal.inspect.status import ADDRESS
 from shoal.launch.process_main import state_of
 from shoal.models.linear import Floats, Linear
-from shoal.nodes.evaluator import Judgement
+from shoal.nodes.evaluator import EvaluatedModel
 from shoal.strategies.peers.mesh import is_over
 from shoal.strategies.peers.observer import LEFT, PeerEvents, PeerObserver
 from shoal.strategies.peers.run_log import check_left, snapshot_of
 from shoal.strategies.peers.worker import PeerWorkers
 from shoal.training.local_checkpoint import Snapshot
-from shoal.training.run import RunStart, TrackedRun
+from shoal.training.tracked_run import RunStart, TrackedRun
 from shoal.training.tracker import RunResult
 from shoal.wire.messages import peers as p
 
@@ -221,7 +221,7 @@ class PeerRun(TrackedRun):
                 continue  # lost with its peer: the next one is copied
             loss = math.inf if one.loss is None else one.loss
             weights = flat if isinstance(self.job.model, Linear) else flat.reshape(-1, self.learner.width)
-            self.tracker.keep(Judgement(one.number, weights, loss, one.metrics), one.best)
+            self.tracker.keep(EvaluatedModel(one.number, weights, loss, one.metrics), one.best)
 
     def _snapshot(self) -> Snapshot | None:
         for life in self._lives():

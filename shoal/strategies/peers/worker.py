@@ -134,7 +134,7 @@ class LocalPeer:
             Mesh(self.me, founders, through=contacts, about=about, timing=job.timing.intervals()),
             self.model,
             PeerFacts.of(job, dataset.train.rows),
-            lambda weights: learner.judge(dataset.test, weights),
+            lambda weights: learner.evaluate(dataset.test, weights),
             begin=self._resume_log,
             pacer=None if pace is None else Pacer(pace, time.monotonic_ns, threading.Event().wait),
             link=job.emulate.link,

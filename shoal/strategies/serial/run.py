@@ -15,7 +15,7 @@ import numpy as np
 from shoal.data.batch import Ids
 from shoal.models.linear import Floats
 from shoal.training.local_model import LocalModel
-from shoal.training.run import RunStart, TrackedRun
+from shoal.training.tracked_run import RunStart, TrackedRun
 
 _AT_ONCE = 0.05  # seconds of computing between checks of the stop rules
 
@@ -40,7 +40,7 @@ class SerialRun(TrackedRun):
 
     def _begin(self) -> None:
         self.tracker.begin(workers=1)
-        self._judge()
+        self._evaluate()
 
     def _weights(self) -> Floats:
         return self._model.weights
@@ -49,7 +49,7 @@ class SerialRun(TrackedRun):
         took = self._compute(min(self._most, self.tracker.room()))
         self._most = max(1, min(2 * self._most, int(self._most * _AT_ONCE / max(took, 1e-9))))
         if self.tracker.due:
-            self._judge()
+            self._evaluate()
 
     def _compute(self, most: int) -> float:
         """Compute at most so many slots of one epoch; returns the seconds."""

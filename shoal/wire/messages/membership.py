@@ -3,8 +3,8 @@
 A segment moves in four stages, and only the coordinator begins or ends one:
 
     named      the placement says which server is ``filling``, and ``instead`` of which
-    copied     the owner keeps serving; sends an image, then every change (``Fill``, ``Append``)
-    full       from here on the owner counts nothing that the newcomer lacks (``Full``)
+    copied     the owner serves on; sends an image (``BackfillPiece``), then every ``Append``
+    full       from here on the owner counts nothing that the newcomer lacks (``BackfillComplete``)
     handed     a new view replaces the owner; the newcomer serves, and says so (``Opened``)
 """
 

@@ -107,7 +107,7 @@ class Appended(Message, frozen=True, tag="appended"):
     seq: Count
 
 
-class Fill(ReplicaMessage, frozen=True, tag="fill"):
+class BackfillPiece(ReplicaMessage, frozen=True, tag="fill"):
     """Primary to a future backup: "a piece of that segment, as it was after this change"."""
 
     frames: ClassVar[str] = "KV"
@@ -121,7 +121,7 @@ class Fill(ReplicaMessage, frozen=True, tag="fill"):
     books: SegmentBooks | None = None  # with the first piece
 
 
-class Filled(Message, frozen=True, tag="filled"):
+class BackfillReceived(Message, frozen=True, tag="filled"):
     """A server being filled to the primary: "I have that piece"."""
 
     table: Count
@@ -172,7 +172,7 @@ class Shrink(Message, frozen=True, tag="shrink"):
     theirs: Count  # its incarnation
 
 
-class Full(Message, frozen=True, tag="full"):
+class BackfillComplete(Message, frozen=True, tag="full"):
     """Primary to coordinator: "that server has all of these segments: it may join their sets"."""
 
     incarnation: Count
@@ -214,6 +214,6 @@ class Snapped(Message, frozen=True, tag="snapped"):
 
 
 ReplicationMessage = (
-    Append | Appended | Fill | Filled | Level | Levels | Adopt | Adopted | Shrink | Full | Snap
+    Append | Appended | BackfillPiece | BackfillReceived | Level | Levels | Adopt | Adopted | Shrink | BackfillComplete | Snap
     | Snapped
 )  # fmt: skip

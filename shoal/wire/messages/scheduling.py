@@ -47,7 +47,7 @@ class EvaluationReady(Numbered, frozen=True, tag="ready"):
     found: Signed = -1  # the one whose loss follows
     loss: float = 0.0
     metrics: dict[str, float | None] = {}
-    error: str = ""  # it cannot be judged, and why
+    error: str = ""  # it cannot be evaluated, and why
     spans: list[tuple[Count, Count, Count]] = []  # as in Want
     clock: Signed = NO_CLOCK  # of these weights: later than asked for, if that was past
 

@@ -44,7 +44,7 @@ def _filled_without(**facts: Any) -> Any:
     """An image lacks some of its metadata."""
     real = Backup.fill
 
-    def fill(self: Backup, sender: str, message: m.Fill, arrays: m.Arrays) -> HandlerResult:
+    def fill(self: Backup, sender: str, message: m.BackfillPiece, arrays: m.Arrays) -> HandlerResult:
         if message.books is not None:
             message = replace(message, books=replace(message.books, **facts))
         return real(self, sender, message, arrays)
@@ -112,7 +112,7 @@ def view_takes_the_waiting_back() -> Any:
     """A view between "full" and "handed" lets the old owner count alone until it is deposed."""
     real_filled, real_tell = Backfill.handle_filled, Backfill._report_full
 
-    def filled(self: Backfill, now: int, message: m.Filled) -> None:
+    def filled(self: Backfill, now: int, message: m.BackfillReceived) -> None:
         real_filled(self, now, message)
         self.link.required = self.link.required or self.is_complete
 
@@ -254,7 +254,7 @@ def segments_not_dropped(real: Any) -> Any:
 def move_does_not_change_the_epoch(real: Any) -> Any:
     """Old messages about a segment's set are accepted after a move."""
 
-    def full(self: Assignment, primary: str, told: m.Full) -> Any:
+    def full(self: Assignment, primary: str, told: m.BackfillComplete) -> Any:
         before = {table.name: table.places for table in self.roster.tables.values()}
         taken = real(self, primary, told)
         for name, table in list(self.roster.tables.items()):

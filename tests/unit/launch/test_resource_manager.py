@@ -11,7 +11,7 @@ import pytest
 from shoal.errors import ClusterError, Invalid, ShoalError, StartFailed
 from shoal.job import Job
 from shoal.launch.resource_manager import ResourceManager
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from tests.support.sandbox import soon
 
 

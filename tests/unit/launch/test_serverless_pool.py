@@ -13,7 +13,7 @@ from shoal.events import Gone, RunEvent, Warned
 from shoal.job import Job
 from shoal.launch.serverless_pool import PoolRun, PoolWorkerSpec, WorkerPool
 from shoal.models.linear import Floats
-from shoal.training.run import RunStart
+from shoal.training.tracked_run import RunStart
 
 JOB = {
     "data": {"source": "rcv1-like", "rows": 200, "features": 1_000, "batch": 20},

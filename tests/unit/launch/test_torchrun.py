@@ -155,7 +155,7 @@ def test_there_are_as_many_workers_as_ranks_for_them_and_that_is_said(servers: i
 def test_what_does_not_go_with_torchrun_is_refused_with_the_next_move(
     settings: dict[str, object], me: TorchrunRank, words: str
 ) -> None:
-    from shoal.settings import changed
+    from shoal.settings_tree import changed
 
     with pytest.raises(Invalid) as caught:
         staffed(Job.of(changed({"data": "clicks"}, settings)), me)

@@ -55,36 +55,36 @@ rows = st.lists(st.tuples(st.integers(-4, 4), st.sampled_from([-1.0, 1.0])), min
 @given(rows)
 def test_accuracy_and_auc_are_their_definitions_with_ties(rows: list[tuple[int, float]]) -> None:
     margins, labels = [float(margin) for margin, _ in rows], [label for _, label in rows]
-    _, metrics = Linear(bias=False).judge(Shelf(margins, labels), WEIGHT)
+    _, metrics = Linear(bias=False).evaluate(Shelf(margins, labels), WEIGHT)
     assert metrics["auc"] == slow_auc(margins, labels)
     assert metrics["accuracy"] == sum((m > 0) == (y > 0) for m, y in rows) / len(rows)
 
 
 def test_the_auc_of_one_class_is_none() -> None:
-    loss, metrics = Linear(bias=False).judge(Shelf([1.0, 2.0], [1.0, 1.0]), WEIGHT)
+    loss, metrics = Linear(bias=False).evaluate(Shelf([1.0, 2.0], [1.0, 1.0]), WEIGHT)
     assert metrics == {"accuracy": 1.0, "auc": None}
     assert loss == pytest.approx(np.log1p(np.exp([-1.0, -2.0])).mean())
 
 
 def test_a_perfect_and_a_reversed_order_have_an_auc_of_one_and_zero() -> None:
     shelf = Shelf([3.0, 2.0, 1.0], [1.0, -1.0, -1.0])
-    assert Linear(bias=False).judge(shelf, WEIGHT)[1]["auc"] == 1.0
-    assert Linear(bias=False).judge(shelf, -WEIGHT)[1]["auc"] == 0.0
-    assert Linear(bias=False).judge(shelf, 0 * WEIGHT)[1]["auc"] == 0.5
+    assert Linear(bias=False).evaluate(shelf, WEIGHT)[1]["auc"] == 1.0
+    assert Linear(bias=False).evaluate(shelf, -WEIGHT)[1]["auc"] == 0.0
+    assert Linear(bias=False).evaluate(shelf, 0 * WEIGHT)[1]["auc"] == 0.5
 
 
 def test_a_test_set_is_read_in_slices_and_the_answer_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(0)
     margins, labels = draw.normal(size=1_000).tolist(), draw.choice([-1.0, 1.0], 1_000).tolist()
-    whole = Linear(bias=False).judge(Shelf(margins, labels), WEIGHT)
+    whole = Linear(bias=False).evaluate(Shelf(margins, labels), WEIGHT)
     monkeypatch.setattr(linear, "SLICE_ROWS", 300)
     shelf = Shelf(margins, labels)
-    assert Linear(bias=False).judge(shelf, WEIGHT) == whole
+    assert Linear(bias=False).evaluate(shelf, WEIGHT) == whole
     assert shelf.taken == [(0, 300), (300, 600), (600, 900), (900, 1_000)]
 
 
 def test_the_bias_moves_every_margin() -> None:
-    loss, metrics = Linear(loss="hinge").judge(Shelf([-1.0, -3.0], [1.0, -1.0]), np.array([1.0, 2.0], np.float32))
+    loss, metrics = Linear(loss="hinge").evaluate(Shelf([-1.0, -3.0], [1.0, -1.0]), np.array([1.0, 2.0], np.float32))
     assert loss == 0.0
     assert metrics == {"accuracy": 1.0, "auc": 1.0}
 
@@ -92,22 +92,22 @@ def test_the_bias_moves_every_margin() -> None:
 def test_classes_written_zero_and_one_are_judged_like_signs() -> None:
     margins = [0.5, -1.0, 2.0, 2.0]
     for loss in ("logistic", "hinge"):
-        signs = Linear(loss=loss, bias=False).judge(Shelf(margins, [1.0, -1.0, -1.0, 1.0]), WEIGHT)
-        assert Linear(loss=loss, bias=False).judge(Shelf(margins, [1.0, 0.0, 0.0, 1.0]), WEIGHT) == signs
+        signs = Linear(loss=loss, bias=False).evaluate(Shelf(margins, [1.0, -1.0, -1.0, 1.0]), WEIGHT)
+        assert Linear(loss=loss, bias=False).evaluate(Shelf(margins, [1.0, 0.0, 0.0, 1.0]), WEIGHT) == signs
 
 
 def test_a_squared_loss_has_the_mean_square_and_classes_only_where_labels_are() -> None:
     model = Linear(loss="squared", bias=False)
-    loss, metrics = model.judge(Shelf([1.0, 2.0], [0.0, 2.5]), WEIGHT)
+    loss, metrics = model.evaluate(Shelf([1.0, 2.0], [0.0, 2.5]), WEIGHT)
     assert metrics == {"mse": 0.625}
     assert loss == 0.3125  # half of it, as the gradient wants it
-    loss, metrics = model.judge(Shelf([1.0, -2.0], [1.0, -1.0]), WEIGHT)
+    loss, metrics = model.evaluate(Shelf([1.0, -2.0], [1.0, -1.0]), WEIGHT)
     assert metrics == {"mse": 0.5, "accuracy": 1.0, "auc": 1.0}
-    assert model.judge(Shelf([1.0, 0.0], [1.0, 0.0]), WEIGHT)[1] == {"mse": 0.0}  # of 0 and 1 the middle is not 0
+    assert model.evaluate(Shelf([1.0, 0.0], [1.0, 0.0]), WEIGHT)[1] == {"mse": 0.0}  # of 0 and 1 the middle is not 0
 
 
 def test_a_test_set_that_cannot_be_judged_is_refused() -> None:
     with pytest.raises(Invalid, match="the test set has no rows"):
-        Linear().judge(Shelf([], []), WEIGHT)
+        Linear().evaluate(Shelf([], []), WEIGHT)
     with pytest.raises(Invalid, match=r"row 1 has label 3\.0"):
-        Linear(bias=False).judge(Shelf([1.0, 1.0], [1.0, 3.0]), WEIGHT)
+        Linear(bias=False).evaluate(Shelf([1.0, 1.0], [1.0, 3.0]), WEIGHT)

@@ -165,7 +165,7 @@ def test_batch_normalisation_is_measured_at_the_weights_that_are_judged(home: Pa
     weights, _ = one.start()
     for number in range(3):  # what one has computed before plays no part
         one.gradient(piece(rows, (0, number)), weights * 2, True)
-    assert one.judge(rows.test, weights)[0] == pytest.approx(other.judge(rows.test, weights)[0], rel=1e-6)
+    assert one.evaluate(rows.test, weights)[0] == pytest.approx(other.evaluate(rows.test, weights)[0], rel=1e-6)
     np.testing.assert_allclose(
         one.gradient(piece(rows), weights, True)[1],
         other.gradient(piece(rows), weights, True)[1],
@@ -257,8 +257,8 @@ def test_a_loss_that_is_no_number_is_refused(home: Path, rows: Dataset) -> None:
 def test_a_metric_of_ones_own_sees_all_of_the_test_set(home: Path, rows: Dataset) -> None:
     own, usual = learner(rows, "linear", metric=f"{home}/nets.py:worst"), learner(rows, "linear")
     weights, _ = own.start()
-    assert own.judge(rows.test, weights)[1]["worst"] == pytest.approx(
-        1 - usual.judge(rows.test, weights)[1]["accuracy"]
+    assert own.evaluate(rows.test, weights)[1]["worst"] == pytest.approx(
+        1 - usual.evaluate(rows.test, weights)[1]["accuracy"]
     )
 
 
@@ -271,7 +271,7 @@ def test_sparse_rows_are_spread_out_for_a_module(tmp_path: Path) -> None:
     x, y = piece(rows).read()
     assert x.shape == (len(y), 11) and set(y.tolist()) == {0.0, 1.0} and set(x.sum(1).tolist()) == {3.5}
     one.check(rows.test)
-    assert one.judge(rows.test, one.start()[0])[0] > 0
+    assert one.evaluate(rows.test, one.start()[0])[0] > 0
 
 
 def test_a_device_by_its_name() -> None:

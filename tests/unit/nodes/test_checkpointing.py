@@ -228,7 +228,7 @@ def test_one_is_saved_whenever_it_is_time_and_the_last_three_are_kept() -> None:
 
 @pytest.mark.parametrize(("every", "after"), [(0.05, 0.05), (60, 1)])
 def test_the_first_one_waits_for_the_run_to_begin_and_no_longer_than_it_must(every: float, after: float) -> None:
-    """A run that was not yet judged when it was time: it is not a second before a checkpoint that is due every 50 ms."""
+    """A run that was not yet evaluated when it was time: it is not a second before a checkpoint that is due every 50 ms."""
     town = Town(every=int(every * SECOND))
     town.run.cut = None
     town.go()
@@ -265,7 +265,7 @@ def test_the_best_one_is_kept_whenever_its_loss_is_known() -> None:
     town = Town(keep=1)
     for cut, loss in ((2, 0.5), (4, 0.3), (6, 0.4), (8, 0.6)):
         town.run.cut = cut
-        if cut == 4:  # judged before it was saved
+        if cut == 4:  # evaluated before it was saved
             town.checkpointing.judged(cut, loss)
         town.checkpointing.soon()
         town.go()

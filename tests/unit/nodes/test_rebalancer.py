@@ -228,7 +228,14 @@ def test_a_worker_that_is_drained_finishes_what_it_has_and_goes(rows: Dataset, w
 
 # ---------------------------------------------------------------- in the middle of it (F13)
 
-STAGES = {"named": None, "copied": m.Fill, "filled": m.Filled, "full": m.Full, "handed": None, "level": m.Level}
+STAGES = {
+    "named": None,
+    "copied": m.BackfillPiece,
+    "filled": m.BackfillReceived,
+    "full": m.BackfillComplete,
+    "handed": None,
+    "level": m.Level,
+}
 
 
 def reach(ship: Ship, stage: str, target: str) -> None:

@@ -31,14 +31,14 @@ BOTH = pytest.mark.parametrize("slots", [0, 3], ids=["each", "step"])
 def test_nothing_is_dealt_until_all_workers_are_here_and_the_first_weights_are_read(slots: int) -> None:
     desk = Desk(scheduler(slots=slots))
     assert desk.want(1, 4).slots == []
-    assert desk.ready().number == -1  # nothing to judge either
+    assert desk.ready().number == -1  # nothing to evaluate either
     assert desk.want(2, 4).slots == []
     assert [event.workers for event in desk.all(Started)] == [2]
     asked = desk.ready()
     assert (asked.number, asked.clock) == (0, 0 if slots else m.NO_CLOCK)
     assert desk.want(1, 4).slots == []
     desk.ready(holds=0)
-    assert desk.want(1, 4).slots != []  # while the evaluator judges
+    assert desk.want(1, 4).slots != []  # while the evaluator evaluates
 
 
 @BOTH
@@ -46,7 +46,7 @@ def test_the_first_weights_are_read_first_also_when_there_is_no_evaluation_in_be
     desk = Desk(scheduler(slots=slots, every=math.inf))
     desk.want(1)
     assert desk.want(2, 4).slots == []
-    desk.judge(0.7)
+    desk.evaluate(0.7)
     desk.run()
     assert [(event.number, event.passes) for event in desk.all(Evaluated)] == [(0, 0.0), (1, 2.0)]
 
@@ -68,7 +68,7 @@ def test_a_worker_that_is_lost_before_the_beginning_is_not_waited_for() -> None:
     assert not desk.all(Started)
     desk.feed(desk.scheduler.never_came(desk.now, "worker-3", "killed by signal 9"))
     assert desk.all(Started) and desk.all(Gone)[0].name == "worker-3"
-    desk.judge()
+    desk.evaluate()
     assert desk.run().why == "2 epochs done"
 
 
@@ -214,7 +214,7 @@ def test_in_step_mode_nothing_past_an_evaluation_is_dealt_until_its_weights_are_
     assert desk.work(1) + desk.work(2) == 0
     desk.ready(holds=1)
     assert desk.work(1) + desk.work(2) == 0
-    assert desk.work(1) + desk.work(2) == 2  # the last step of the pass, while the evaluator judges
+    assert desk.work(1) + desk.work(2) == 2  # the last step of the pass, while the evaluator evaluates
     desk.ready(holds=1, found=1)
     desk.run()
     assert [event.steps for event in desk.all(Evaluated)] == [0, 2, 3, 5, 6]
@@ -226,11 +226,11 @@ def test_one_evaluation_is_asked_for_at_a_time() -> None:
     desk.want(1)
     desk.want(2)
     assert desk.ready().number == 0
-    assert desk.ready(holds=0).number == -1  # read, not yet judged
+    assert desk.ready(holds=0).number == -1  # read, not yet evaluated
     for _ in range(20):
         desk.work(1)
         desk.work(2)
-    assert desk.ready().number == 0  # who asks what to do has forgotten that it judges
+    assert desk.ready().number == 0  # who asks what to do has forgotten that it evaluates
     assert desk.ready(found=0, holds=0).number == 1
 
 
@@ -295,7 +295,7 @@ def test_a_target_that_is_reached_before_the_first_slot_ends_a_run_at_once(slots
     desk = Desk(scheduler(StopRules(target_loss=0.9), slots=slots))
     desk.want(1)
     desk.want(2)
-    desk.judge(0.7)
+    desk.evaluate(0.7)
     desk.run(loss=0.7)
     assert desk.why == "target loss 0.9 reached" and desk.scheduler.examples == 0
 
@@ -322,7 +322,7 @@ def test_a_run_is_over_only_when_all_is_counted_and_judged(slots: int) -> None:
         for who in (1, 2):
             desk.work(who)
     assert desk.want(1).over == desk.want(2).over == "1 epoch done" and not desk.scheduler.ended
-    assert desk.judge() == 1
+    assert desk.evaluate() == 1
     assert desk.scheduler.ended and desk.ready().over
     assert isinstance(desk.told[-1], Stopped) and isinstance(desk.told[-2], Progress)
 
@@ -356,7 +356,7 @@ def test_slots_of_a_worker_that_is_gone_are_done_by_another(died: bool, slots: i
     for _ in range(100):
         desk.work(2)
         desk.work(3)
-        desk.judge()
+        desk.evaluate()
     assert desk.why == "2 epochs done" and desk.scheduler.workload.done == 16
 
 
@@ -370,7 +370,7 @@ def test_a_worker_that_leaves_while_the_rest_is_finished_loses_nothing() -> None
     desk.gone(2, died=False)
     for _ in range(20):
         desk.work(1)
-        desk.judge()
+        desk.evaluate()
     assert desk.why == "1 seconds are over"
 
 
@@ -598,7 +598,7 @@ def test_time_goes_on_while_nothing_comes() -> None:
     for i, incarnation in enumerate(ids):
         office.say(f"worker-{i}", m.Want(1, incarnation, 0))
     assert office.coordinator.scheduler is not None
-    for _ in range(3):  # whoever judges is late, and nothing is dealt before: that time is nobody's
+    for _ in range(3):  # whoever evaluates is late, and nothing is dealt before: that time is nobody's
         office.now += 500 * MILLISECOND
         office.feed(Tick())
     assert office.coordinator.scheduler.over == ""

@@ -15,7 +15,7 @@ from shoal.data.datasets import Dataset, load
 from shoal.events import Evaluated, Gone, RolledBack, Started, Stopped, Voided, Warned
 from shoal.job import Job
 from shoal.limits import MILLISECOND, SECOND
-from shoal.nodes.evaluator import Judgement
+from shoal.nodes.evaluator import EvaluatedModel
 from shoal.nodes.membership_journal import split
 from shoal.nodes.scheduler import (
     Scheduler,
@@ -75,7 +75,7 @@ def test_a_run_goes_on_where_its_coordinator_was_started_again(slots: int) -> No
         desk.now += SECOND
         for who in (1, 2):
             desk.work(who)
-        desk.judge(0.6)
+        desk.evaluate(0.6)
     former, told = desk.scheduler, len(desk.all(Evaluated))
     again = next_life(desk, **made)
     assert not again.all(Started)
@@ -87,7 +87,7 @@ def test_a_run_goes_on_where_its_coordinator_was_started_again(slots: int) -> No
     assert again.why == "4 epochs done"
     assert again.scheduler.workload.done == again.scheduler.workload.limit
     numbers = [event.number for event in (*desk.all(Evaluated), *again.all(Evaluated))]
-    assert numbers == list(range(len(numbers))) and told > 1  # none is judged twice, none is left out
+    assert numbers == list(range(len(numbers))) and told > 1  # none is evaluated twice, none is left out
 
 
 @BOTH
@@ -361,7 +361,7 @@ def test_an_evaluation_under_way_is_judged_once_whatever_the_coordinator_remembe
     again = next_life(desk, **made)  # asked, not read
     assert again.ready() == msgspec.structs.replace(asked, request=again.requests)
     again.ready(holds=1)
-    third = next_life(again, **made)  # read, not judged
+    third = next_life(again, **made)  # read, not evaluated
     third.want(1, 4)
     assert third.hands[1]  # so training went on
     third.ready(holds=1, found=1, loss=0.4)
@@ -377,7 +377,7 @@ def test_stop_rules_remember_what_they_have_seen() -> None:
     while number < 2:
         for who in (1, 2):
             desk.work(who)
-        number = max(number, desk.judge(0.6))
+        number = max(number, desk.evaluate(0.6))
     again = next_life(desk, **made)
     again.run(loss=0.6)
     assert again.why == "no improvement in 3 evaluations"
@@ -473,13 +473,13 @@ def test_an_evaluator_that_was_declared_dead_comes_back_and_judges_on(rows: Data
 
 
 def test_every_better_model_is_kept_and_one_of_a_former_life_if_it_is_better(rows: Dataset) -> None:
-    kept: list[Judgement] = []
+    kept: list[EvaluatedModel] = []
     ship = Ship(rows, strategy="sync", evaluate__every=0.5)
     ship.evaluator._save_best = kept.append
     ship.home()
     assert ship.evaluator.best is kept[-1]
     assert [one.loss for one in kept] == sorted((one.loss for one in kept), reverse=True)
-    former = Judgement(2, kept[0].weights, 0.0, {})
+    former = EvaluatedModel(2, kept[0].weights, 0.0, {})
     other = Ship(rows, strategy="sync")
     other.evaluator.best = former
     assert other.home().evaluator.best is former
@@ -496,7 +496,7 @@ def test_a_checkpoint_says_all_that_is_needed_to_go_on(slots: int) -> None:
         desk.now += SECOND
         for who in (1, 2):
             desk.work(who)
-        desk.judge(0.6)
+        desk.evaluate(0.6)
     cut = desk.scheduler.cut
     assert cut is not None
     state = desk.scheduler.state(cut)
@@ -565,9 +565,9 @@ def test_evaluations_after_a_checkpoint_are_those_of_a_run_that_never_stopped(tu
     for turn in range(turns):
         desk.work(1 + turn % 2, 2)
         if turn % 3 == 0:
-            desk.judge()
+            desk.evaluate()
     cut = desk.scheduler.cut
-    if cut is None:  # an evaluation before it is being judged
+    if cut is None:  # an evaluation before it is being evaluated
         assert desk.scheduler.evaluations.open >= 0
         return
     again = new_run(desk.scheduler.state(cut), **made).run()
@@ -588,7 +588,7 @@ def test_nothing_is_cut_before_the_first_weights_are_read() -> None:
     desk.want(1)
     desk.want(2)
     assert desk.scheduler.cut is None
-    desk.judge()
+    desk.evaluate()
     assert desk.scheduler.cut == 1
     assert Desk(scheduler()).begin().scheduler.cut == m.NO_CLOCK
 
@@ -605,7 +605,7 @@ def test_slots_that_any_segment_lacks_are_dealt_again() -> None:
     assert counted_everywhere([*books, m.SegmentBooks(0)], PER_PASS) == counted_everywhere([], PER_PASS) == []
     desk = new_run(ScheduleState(), counted, rules=StopRules(epochs=2))
     assert desk.scheduler.workload.done == desk.scheduler.examples == 9
-    desk.judge()
+    desk.evaluate()
     again = sorted(spread([*desk.want(1, 9).again, *desk.want(2, 9).again], 99))
     assert again == [7, *range(10, 16)]
     assert desk.run().scheduler.workload.done == 16
@@ -621,14 +621,14 @@ def test_a_rollback_does_everything_since_the_checkpoint_again(slots: int, check
     desk = Desk(scheduler(**made)).begin()
     for _ in range(3):
         desk.work(1), desk.work(2)
-        desk.judge()
+        desk.evaluate()
     cut = desk.scheduler.cut
     assert cut is not None
     state = desk.scheduler.state(cut) if checkpoint is not None else None
     while not desk.scheduler.workload.done >= 15:
         desk.now += SECOND
         desk.work(1), desk.work(2)
-        desk.judge()
+        desk.evaluate()
     before, counted = desk.scheduler.workload, desk.scheduler.workload.counted()
     seconds = desk.scheduler.seconds
     desk.feed(desk.scheduler.rollback(desk.now, state, state.counted if state else [], "server-0 is gone", checkpoint))
@@ -643,7 +643,7 @@ def test_a_rollback_does_everything_since_the_checkpoint_again(slots: int, check
         desk.now += SECOND // 100
         for who in (11, 12):
             desk.work(who)
-        desk.judge()
+        desk.evaluate()
         if desk.scheduler.ended:
             break
     assert desk.why == "3 epochs done" and desk.scheduler.examples == desk.scheduler.workload.done == 24

@@ -285,7 +285,7 @@ def test_the_best_weights_are_kept_as_they_were_judged(rows: Dataset) -> None:
     events = ship.all(Evaluated)
     assert best.loss == min(event.test_loss for event in events)
     assert last.loss == events[-1].test_loss
-    assert ship.job.model.judge(rows.test, best.weights)[0] == best.loss
+    assert ship.job.model.evaluate(rows.test, best.weights)[0] == best.loss
 
 
 def test_an_evaluator_that_cannot_judge_says_so_and_the_run_fails(rows: Dataset, tmp_path: Path) -> None:

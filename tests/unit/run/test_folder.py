@@ -20,8 +20,8 @@ from shoal.run.finished import Run
 from shoal.run.folder import EventLog, RunFolder
 from shoal.run.resume import differences
 from shoal.run.run import train
-from shoal.settings import changed
-from shoal.views import savings
+from shoal.settings_tree import changed
+from shoal.views import summary_figures
 from tests.support.sandbox import soon
 
 EVENTS: list[RunEvent] = [Joined(seconds=0.0, name="worker-0", role="worker"), Stopped(seconds=1.5, why="done")]
@@ -276,7 +276,11 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_staleness_is_told_as_mean_tail_and_most() -> None:
-    assert savings.staleness([]) == savings.staleness([0, 0]) == {"mean": None, "p95": None, "max": None, "counts": []}
-    assert savings.staleness([5]) == {"mean": 0.0, "p95": 0, "max": 0, "counts": [5]}
-    assert savings.staleness([94, 0, 0, 6, 0]) == {"mean": 0.18, "p95": 3, "max": 3, "counts": [94, 0, 0, 6, 0]}
-    assert savings.staleness([95, 0, 0, 5]) == {"mean": 0.15, "p95": 0, "max": 3, "counts": [95, 0, 0, 5]}
+    assert (
+        summary_figures.staleness([])
+        == summary_figures.staleness([0, 0])
+        == {"mean": None, "p95": None, "max": None, "counts": []}
+    )
+    assert summary_figures.staleness([5]) == {"mean": 0.0, "p95": 0, "max": 0, "counts": [5]}
+    assert summary_figures.staleness([94, 0, 0, 6, 0]) == {"mean": 0.18, "p95": 3, "max": 3, "counts": [94, 0, 0, 6, 0]}
+    assert summary_figures.staleness([95, 0, 0, 5]) == {"mean": 0.15, "p95": 0, "max": 3, "counts": [95, 0, 0, 5]}

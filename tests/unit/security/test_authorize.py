@@ -18,7 +18,7 @@ from shoal.wire.messages.groups import Allow, GroupLimits, GroupProcessEnded
 
 KINDS = get_args(m.AnyMessage)
 CHANGES = (m.Create, m.Drop, m.Delay, m.Save, m.Drain)
-COPIES = (m.Append, m.Fill, m.Level, m.Adopt, m.Full, m.Shrink, m.Opened, m.Snapped)
+COPIES = (m.Append, m.BackfillPiece, m.Level, m.Adopt, m.BackfillComplete, m.Shrink, m.Opened, m.Snapped)
 WORDS_OF_THE_COORDINATOR = (m.View, m.Welcome, m.IncarnationOver, m.Alive, m.Release, m.StatusReply, m.Allowed, m.Deal)
 
 

@@ -161,7 +161,7 @@ def test_a_copy_is_filled_while_the_owner_serves_and_then_has_the_changes_since(
     town.push(1)  # nobody waits for who is being filled
     assert town.counted() == [1, 2]
     town.deliver()
-    assert [type(one) for one in town.told] == [m.Full]
+    assert [type(one) for one in town.told] == [m.BackfillComplete]
     town.push(2)  # from now on it is waited for, though no view says so yet
     assert town.counted() == [1, 2]
     town.deliver()
@@ -208,10 +208,10 @@ def test_what_a_server_that_is_being_filled_keeps_has_a_bound(monkeypatch: pytes
     town = Town(placed("server-0"))
     town.become(placed("server-0", filling="server-2"))
     first = town.post.popleft()
-    assert isinstance(first[1].message, m.Fill)
-    slow = [one for one in town.post if isinstance(one[1].message, m.Fill)]
+    assert isinstance(first[1].message, m.BackfillPiece)
+    slow = [one for one in town.post if isinstance(one[1].message, m.BackfillPiece)]
     town.post = deque([first])
-    town.deliver(m.Fill)
+    town.deliver(m.BackfillPiece)
     follow = town.holdings["server-2"].backups.by_primary["server-0", 1]
     assert follow._arriving
     town.post.clear()
@@ -225,7 +225,7 @@ def test_what_a_server_that_is_being_filled_keeps_has_a_bound(monkeypatch: pytes
     town.post.extend(slow)
     town.deliver()
     _resend(town)
-    assert follow.waiting_bytes == 0 and any(isinstance(one, m.Full) for one in town.told)
+    assert follow.waiting_bytes == 0 and any(isinstance(one, m.BackfillComplete) for one in town.told)
     for number in range(taken, 100):
         town.push(number)
         town.deliver()
@@ -236,14 +236,14 @@ def test_what_a_server_that_is_being_filled_keeps_has_a_bound(monkeypatch: pytes
 def test_changes_that_an_image_has_are_not_kept_for_it() -> None:
     town = Town(placed("server-0"))
     town.become(placed("server-0", filling="server-2"))
-    fills = [one for one in town.post if isinstance(one[1].message, m.Fill)]
+    fills = [one for one in town.post if isinstance(one[1].message, m.BackfillPiece)]
     town.post.clear()
     follow = town.holdings["server-2"].backups.backup_for("server-0")
     late = [BackupEntry(m.ReplicatedChange(seq, "push"), None, (0,)) for seq in (0, 1, 2)]
     follow._waiting = list(late)
     town.post.extend(fills)
     message = fills[0][1].message
-    assert isinstance(message, m.Fill) and message.seq == 0
+    assert isinstance(message, m.BackfillPiece) and message.seq == 0
     follow._arriving[0] = ArrivingSegment(0, 2)
     follow._trim_waiting()
     assert follow._waiting == late[1:] and follow.waiting_bytes == 2 * 256
@@ -256,27 +256,27 @@ def test_a_piece_that_was_cut_short_on_its_way_is_not_acknowledged_and_comes_aga
     town = Town(placed("server-0"))
     town.become(placed("server-0", filling="server-2"))
     (sender, fill) = town.post.popleft()
-    assert isinstance(fill.message, m.Fill)
+    assert isinstance(fill.message, m.BackfillPiece)
     for size in range(ROWS):
         cut = fill.arrays[-1][:size]
         town.carry_out("server-2", town.holdings["server-2"].handle(town.now, sender, fill.message, (cut,)))
         assert not town.post
     town.carry_out("server-2", town.holdings["server-2"].handle(town.now, sender, fill.message, tuple(fill.arrays)))
-    assert [type(send.message) for _, send in town.post] == [m.Filled]
+    assert [type(send.message) for _, send in town.post] == [m.BackfillReceived]
 
 
 def test_a_table_that_one_first_hears_of_while_a_copy_is_to_be_filled_is_filled_there() -> None:
     town = Town(placed("server-0", filling="server-2"))
-    assert [type(send.message) for _, send in town.post] == [m.Fill]
+    assert [type(send.message) for _, send in town.post] == [m.BackfillPiece]
     town.deliver()
-    assert any(isinstance(one, m.Full) for one in town.told)
+    assert any(isinstance(one, m.BackfillComplete) for one in town.told)
 
 
 def test_a_fill_is_over_when_the_set_changes() -> None:
     town = Town(placed("server-0"))
     town.become(placed("server-0", filling="server-2", epoch=2))
     town.become(placed("server-0", "server-1", epoch=3))  # not how it comes about, but all that matters here
-    town.deliver(m.Fill, m.Filled)
+    town.deliver(m.BackfillPiece, m.BackfillReceived)
     assert not town.told
     assert town.holdings["server-2"].status(m.TableStatusRequest(1, 1, town.view)).facts["copies"] == 0
 
@@ -287,10 +287,12 @@ def test_the_coordinator_hears_of_a_copy_when_it_has_all_that_was_counted() -> N
     town.become(placed("server-0", filling="server-2"))
     town.push(0)
     assert town.counted() == [1]
-    town.deliver(m.Fill, m.Filled)  # the change is late: it was lost on the way, or more than four are before it
+    town.deliver(
+        m.BackfillPiece, m.BackfillReceived
+    )  # the change is late: it was lost on the way, or more than four are before it
     assert not town.told
     town.deliver()
-    assert [type(one) for one in town.told] == [m.Full]
+    assert [type(one) for one in town.told] == [m.BackfillComplete]
 
 
 MANY, ONE = np.arange(20, dtype=np.uint64), np.array([3], np.uint64)

@@ -156,7 +156,7 @@ def test_a_segment_changes_hands_with_all_that_was_counted(spec: Table, others: 
     town.become(moving(spec, "a" + others, "a" + others))
     town.push(1)  # while it is copied
     town.deliver()
-    assert any(isinstance(one, m.Full) for one in town.told)
+    assert any(isinstance(one, m.BackfillComplete) for one in town.told)
     town.push(2)  # while the coordinator makes up its mind
     town.deliver()
     town.become(handed(spec, "a" + others, "b" + others, town.view + 1))
@@ -292,7 +292,7 @@ def test_what_was_done_to_a_segment_on_its_way_is_not_skipped_because_another_on
         town.post.clear()  # it is cut off
     town.become(placed(spec, on_its_way, m.Replicas(2, ["a", "b"], since=2)))
     town.settle()
-    assert town.opened() == [[1]] and any(isinstance(one, m.Full) for one in town.told)
+    assert town.opened() == [[1]] and any(isinstance(one, m.BackfillComplete) for one in town.told)
     assert town.values(0) == {"a": 3.0, "b": 3.0} and len(town.digests(0)) == 1
     assert (
         len(town.digests(1)) == 1
@@ -404,7 +404,7 @@ def test_one_that_was_told_of_as_full_is_waited_for_whatever_else_it_is_to_be_fi
     town = Town(placed(DENSE, "a", "a"))
     town.become(moving(DENSE, "a", "a"))
     town.deliver()
-    assert any(isinstance(one, m.Full) for one in town.told)
+    assert any(isinstance(one, m.BackfillComplete) for one in town.told)
     both = m.Replicas(1, ["a"], filling="b", since=1, instead="a")
     town.next_view(placed(DENSE, both, both))
     town.takes("a")
@@ -431,7 +431,7 @@ def test_an_owner_and_its_backup_change_places_and_nothing_is_copied(spec: Table
     town.push(0)
     town.deliver()
     town.become(handed(spec, "ax" + others, "xa" + others, 2))
-    assert not any(isinstance(send.message, m.Fill) for _, send in town.post)
+    assert not any(isinstance(send.message, m.BackfillPiece) for _, send in town.post)
     town.settle()
     assert town.opened() == [[1]]
     town.push(1, "a", [0])
@@ -524,7 +524,7 @@ def test_a_view_that_comes_before_the_coordinator_is_told_lets_nothing_be_counte
     assert town.counted() == [1] and not town.told
     town.become(on_its_way(segment_1="y"))
     town.deliver("x", "a")
-    assert [type(one) for one in town.told] == [m.Full]
+    assert [type(one) for one in town.told] == [m.BackfillComplete]
     deposed(town)
     assert town.counted() == [1]  # push 1 is not: what a alone has, x will never have
     town.takes("a", "b", "y")
@@ -541,7 +541,7 @@ def test_who_is_full_because_it_gets_no_more_is_required_before_the_coordinator_
     town.deliver("a")  # the first is there, the second on its way
     town.become(on_its_way())  # which is called off
     town.tick("a")
-    assert [one.segments for one in town.told if isinstance(one, m.Full)] == [[0]]
+    assert [one.segments for one in town.told if isinstance(one, m.BackfillComplete)] == [[0]]
     deposed(town)
     assert town.counted() == []
 

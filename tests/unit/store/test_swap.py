@@ -80,7 +80,7 @@ def test_who_was_primary_backs_up_with_what_it_has_and_nothing_is_filled() -> No
     town.deliver()
     after = swapped(town.table, town.view + 1)
     town.become(after)
-    assert not any(isinstance(send.message, m.Fill) for _, send in town.post)
+    assert not any(isinstance(send.message, m.BackfillPiece) for _, send in town.post)
     town.deliver()
     assert any(isinstance(one, m.Opened) for one in town.told)
     push(town, after, 0)  # sent again by the new view

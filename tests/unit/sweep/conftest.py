@@ -17,7 +17,7 @@ from shoal.sweep.study import PlannedRun, Study
 
 @dataclass
 class Told:
-    """A loss that falls from 0.7 to ``floor``, half of the way every ``half`` seconds, judged every ``every``."""
+    """A loss that falls from 0.7 to ``floor``, half of the way every ``half`` seconds, evaluated every ``every``."""
 
     half: float = 1.0
     floor: float = 0.4

@@ -17,7 +17,7 @@ GRID = {"grid": {"workers": [1, 2, 4]}}
 
 def test_the_time_to_the_target_is_when_the_first_weights_that_met_it_were_read(made: Make, told: Any) -> None:
     of = figures(made({**GRID, "seeds": 1, "target": 0.45}, lambda run: told(half=1.0, every=0.5)))
-    # 0.4 + 0.3 / 2^t is 0.45 at 2.58 s; it was judged at 2.5 and at 3.0, and said so a tenth of a second later
+    # 0.4 + 0.3 / 2^t is 0.45 at 2.58 s; it was evaluated at 2.5 and at 3.0, and said so a tenth of a second later
     assert [one.time_to_target for point in of.points for one in point.runs] == [3.0] * 3
     assert [one.rows_to_target for point in of.points for one in point.runs] == [3_000] * 3
 

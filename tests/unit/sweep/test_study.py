@@ -12,7 +12,7 @@ import pytest
 
 from shoal.errors import Invalid
 from shoal.job import Job
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.sweep.disk import identity
 from shoal.sweep.grid import axes_of, points_of
 from shoal.sweep.plots import _limit

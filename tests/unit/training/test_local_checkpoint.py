@@ -15,7 +15,7 @@ from shoal.job import Job
 from shoal.models.learner import LinearLearner
 from shoal.models.linear import Linear
 from shoal.models.trained import Trained
-from shoal.nodes.evaluator import Judgement
+from shoal.nodes.evaluator import EvaluatedModel
 from shoal.schedule.stop_rules import Patience
 from shoal.training import local_checkpoint
 from shoal.training.local_checkpoint import (
@@ -192,7 +192,7 @@ def test_a_pipe_in_the_place_of_a_checkpoint_is_refused_at_once(tmp_path: Path) 
 
 # ---------------------------------------------------------------- the best model on disk
 
-JUDGED = Judgement(4, np.array([1.0, 2.0, 3.0], np.float32), 0.25, {"accuracy": 0.5, "auc": None})
+JUDGED = EvaluatedModel(4, np.array([1.0, 2.0, 3.0], np.float32), 0.25, {"accuracy": 0.5, "auc": None})
 
 
 def best(path: Path, told: list[RunEvent] | None = None, features: int = 2) -> BestModel:
@@ -217,7 +217,7 @@ def test_one_that_is_damaged_or_of_another_model_is_none(tmp_path: Path) -> None
     whole[-1] ^= 1
     path.write_bytes(whole)
     assert best(path).read() is None
-    Trained(JUDGED.weights, Linear(), 2).save(path)  # one that was never judged
+    Trained(JUDGED.weights, Linear(), 2).save(path)  # one that was never evaluated
     assert best(path).read() is None
 
 

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from shoal.events import RunEvent
 from shoal.strategies.gossip import Gossip
 from shoal.strategies.gossip.topology import Graph
-from shoal.views import event_line, graph, savings
+from shoal.views import event_line, graph, summary_figures
 from shoal.views.explain import of_one
 from shoal.views.plots import loss
 from shoal.views.report_sections import sections
 from shoal.views.run_record import RunRecord, tell
-from shoal.views.savings import spread
+from shoal.views.summary_figures import spread
 
 
 def run(story: Any, distances: Sequence[float], rounds: bool = True, name: str = "ring") -> list[RunEvent]:
@@ -120,11 +120,13 @@ def test_a_summary_has_the_spread_of_the_model_that_was_kept(story: Any) -> None
     events = run(story, [0.1, 0.2, 0.3])
     assert spread(0.59, events)["distance"] == 0.2
     assert spread(None, events) == {} == spread(0.13, list(story.run()))
-    said = savings.models(spread(0.59, events))
+    said = summary_figures.models(spread(0.59, events))
     assert said.endswith("test losses of 0.4900 to 0.6900, and are 0.2 from it after 1 round")
-    assert savings.models(spread(0.59, events) | {"pieces": 2.0}).endswith("; they are in 2 pieces, and never agree")
-    assert savings.models({"best": 0.5, "worst": 0.5, "distance": 0.0}) == "every worker has this model"
-    assert savings.models({}) == "" == savings.models(None)
+    assert summary_figures.models(spread(0.59, events) | {"pieces": 2.0}).endswith(
+        "; they are in 2 pieces, and never agree"
+    )
+    assert summary_figures.models({"best": 0.5, "worst": 0.5, "distance": 0.0}) == "every worker has this model"
+    assert summary_figures.models({}) == "" == summary_figures.models(None)
 
 
 def test_several_happenings_keep_the_last_graph(story: Any) -> None:

@@ -13,7 +13,7 @@ from shoal.errors import RanksDiffer
 from shoal.job import Job
 from shoal.models.learner import learner_of
 from shoal.models.linear import Floats
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.simulation.reference import serial
 from shoal.strategies.averaging.worker import RoundOrder, StepRank
 from tests.support import PATIENCE

@@ -18,7 +18,7 @@ from shoal.events import Evaluated, Gone, Stopped
 from shoal.job import Job
 from shoal.models.learner import objective_at
 from shoal.models.linear import Linear
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.simulation.reference import serial
 from shoal.strategies.block_proximal.algorithm import BlockProximal
 from shoal.tables import Update

@@ -15,7 +15,7 @@ from shoal.data.slots import Slots
 from shoal.job import Job
 from shoal.launch.serverless_pool import PoolWorkerSpec
 from shoal.models.learner import learner_of
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.strategies.gossip.model import (
     Consensus,
     GossipLocalModel,

@@ -1,4 +1,4 @@
-"""Peers on virtual time for the tests: a replica that counts, a judge that adds up, and a world that holds them."""
+"""Peers on virtual time for the tests: a replica that counts, a evaluate that adds up, and a world that holds them."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ class Peers:
         life = mesh.me.life
         replica = self.replicas[life] = Counting()
         node = self.nodes[life] = PeerNode(
-            mesh, replica, self.facts, self._judge, begin=self._begin, keys=KEYS, parts=8
+            mesh, replica, self.facts, self._evaluate, begin=self._begin, keys=KEYS, parts=8
         )
         self.world.add(node)
         return node
 
-    def _judge(self, weights: Floats) -> tuple[float, dict[str, float | None]]:
+    def _evaluate(self, weights: Floats) -> tuple[float, dict[str, float | None]]:
         self.judged.append(weights)
         return 1.0 / (1.0 + float(weights.sum())), {}
 

@@ -16,7 +16,7 @@ from shoal.schedule.intervals import Intervals
 from shoal.strategies.peers.run import PeerRun
 from shoal.strategies.peers.run_log import RunLog, begin_of, check_left, snapshot_of
 from shoal.training.local_checkpoint import LocalCheckpoints, newest
-from shoal.training.run import RunStart
+from shoal.training.tracked_run import RunStart
 from shoal.wire.messages.peers import EvaluationDone
 
 PER_PASS = 10

@@ -66,7 +66,7 @@ class Told:
         assert isinstance(effect, Store)
         return effect.token
 
-    def judge(self, loss: float) -> p.EvaluationDone:
+    def evaluate(self, loss: float) -> p.EvaluationDone:
         (word,) = self.lead.evaluated(2 * SECOND, self.begin_evaluation(), (loss, {}), None)
         assert isinstance(word, p.EvaluationDone)
         self.log.apply("a", word)
@@ -80,7 +80,7 @@ def dealt(words: Sequence[p.Word]) -> dict[str, int]:
 def test_nothing_is_dealt_before_the_first_weights_are_judged() -> None:
     told = Told(StopRules(epochs=5), log=RunLog())
     assert told.look() == [] and told.is_due
-    assert told.judge(0.7).number == 0
+    assert told.evaluate(0.7).number == 0
     assert dealt(told.look()) == {"a": 16, "b": 16}
 
 
@@ -141,10 +141,10 @@ def test_the_next_one_goes_on_from_what_was_said() -> None:
     told = Told(StopRules(epochs=3, patience=2))
     told.look()
     told.learn("a", 10)
-    told.judge(0.5)
-    told.judge(0.6)
+    told.evaluate(0.5)
+    told.evaluate(0.6)
     after = Told(StopRules(epochs=3, patience=2), log=told.log)
-    word = after.judge(0.7)
+    word = after.evaluate(0.7)
     assert word.number == 3 and not word.best
     after.lead.end("nothing", now=True)  # patience has run out before: that reason stays
     (halt,) = after.look()
@@ -162,8 +162,8 @@ def test_passes_that_were_begun_before_the_last_are_made_whole_before_it_rests()
     assert not told.is_due
     for life in told.names:
         told.log.apply(life, p.Rested())
-    assert told.look() == [] and told.is_due, "what is unjudged is judged"
-    assert told.judge(0.3).done == 160
+    assert told.look() == [] and told.is_due, "what is unevaluated is judged"
+    assert told.evaluate(0.3).done == 160
     assert told.look(7.0) == [p.PeersEnded("5 seconds are over", False, 7.0)]
     assert told.look() == []
 
@@ -192,7 +192,7 @@ def test_what_was_judged_last_is_judged_again_if_its_weights_are_gone_with_whoev
 
 def test_a_loss_that_is_not_finite_ends_it_as_failed() -> None:
     told = Told(StopRules(epochs=5))
-    word = told.judge(math.nan)
+    word = told.evaluate(math.nan)
     assert word.loss is None
     (halt,) = told.look()
     assert isinstance(halt, p.Halt) and halt.failed and "take a smaller step" in halt.why and not halt.judge

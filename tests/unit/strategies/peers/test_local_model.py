@@ -12,7 +12,7 @@ from shoal.data.slots import Slots
 from shoal.errors import BadKeys, Invalid
 from shoal.job import Job
 from shoal.models.learner import learner_of
-from shoal.settings import changed
+from shoal.settings_tree import changed
 from shoal.strategies.peers import local_model
 from shoal.strategies.peers.local_model import PeerLocalModel
 from shoal.training.local_model import LocalModel

@@ -325,7 +325,7 @@ def test_an_evaluator_that_breaks_fails_the_run_and_says_why(monkeypatch: pytest
     def broken(*_: Any) -> Any:
         raise MemoryError("no room for the test set")
 
-    monkeypatch.setattr(Linear, "judge", broken)
+    monkeypatch.setattr(Linear, "evaluate", broken)
     with pytest.raises(RunFailed, match="no room for the test set") as error:
         small(tmp_path / "run", stop__epochs=1)
     assert isinstance(error.value.run, Run) and error.value.run.summary["failed"]

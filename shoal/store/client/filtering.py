@@ -276,17 +276,6 @@ class ClientFilters:
         return found
 
 
-def opened_request(chain: Chain | None, ask: m.Push | m.Pull, arrays: m.Arrays, width: int) -> m.Arrays:
-    """The arrays of a request, at a server; ``BadValues`` if they make no sense."""
-    if not ask.filtered:
-        return arrays
-    if chain is None:
-        raise Invalid("this message went through filters, and the table has none: refresh the view")
-    if isinstance(ask, m.Pull):
-        return chain.opened_pull(arrays, ask.count)
-    return chain.opened_push(arrays, ask.count, ask.ahead, width, ask.form)
-
-
 def _seed(first: int, second: int, table: int) -> int:
     mixed = (first + 1) * 0x9E3779B97F4A7C15 + (second + 1) * 0xBF58476D1CE4E5B9 + (table + 1) * 0x94D049BB133111EB
     return mixed & 0xFFFFFFFFFFFFFFFF

@@ -21,7 +21,7 @@ from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
 from shoal.keys import KeyRange, Keys, KeyValues
 from shoal.limits import CLOCKS_TOLD
-from shoal.store.client.filtering import checked_chain, opened_request
+from shoal.store.client.filtering import checked_chain
 from shoal.store.server.clock import Clocks
 from shoal.store.server.ledger import Ledger, Mask, Numbers
 from shoal.store.server.vector_clock import GONE, RangeClocks, VectorClock
@@ -95,11 +95,17 @@ class RequestCheck:
         return KeyValues(keys, values)
 
     def unfiltered(self, message: m.Push | m.Pull, arrays: m.Arrays) -> m.Arrays:
-        """The arrays of a message as they were before filters."""
-        if message.filtered:
-            self._check_size(message.count, self.spec.push_width if isinstance(message, m.Push) else None)
-            self._check_size(message.ahead if isinstance(message, m.Push) else 0)
-        return opened_request(self.chain, message, arrays, self.spec.push_width)
+        """A request's arrays as they were before filters; ``BadValues`` if they make no sense."""
+        if not message.filtered:
+            return arrays
+        width = self.spec.push_width if isinstance(message, m.Push) else None
+        self._check_size(message.count, width)
+        self._check_size(message.ahead if isinstance(message, m.Push) else 0)
+        if self.chain is None:
+            raise Invalid("this message went through filters, and the table has none: refresh the view")
+        if isinstance(message, m.Pull):
+            return self.chain.opened_pull(arrays, message.count)
+        return self.chain.opened_push(arrays, message.count, message.ahead, self.spec.push_width, message.form)
 
     def keys_ahead(self, push: m.Push, arrays: m.Arrays, covered: Mask) -> Keys:
         """The other keys whose rows a push asks for."""

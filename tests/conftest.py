@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests."""
+"""All tests have these fixtures and hooks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache of this module's own; where packed sets lie in it."""
+    """Gives this module a cache of its own, and yields where packed sets lie in it."""
     folder = tmp_path_factory.mktemp("cache")
     folder.chmod(0o700)
     with pytest.MonkeyPatch.context() as patch:
@@ -49,7 +49,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder / "data"
 
 
-# In the order in which they know each other; what is in one tuple is compiled by one process.
+# In the order of their imports; one process compiles all that is in one tuple.
 KERNELS = (
     ("shoal.store.table.kernels", "shoal.filters.kernels"),
     (
@@ -64,7 +64,7 @@ KERNELS = (
 
 @pytest.fixture(autouse=True, scope="session")
 def kernels_are_compiled_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Compiles kernels once: of several test processes each begins with another part."""
+    """Compiles kernels once: each of several test processes begins with another part."""
     number = getattr(request.config, "workerinput", {}).get("workerid", "").removeprefix("gw")
     if not number.isdigit():
         return  # one process alone compiles what it needs
@@ -89,7 +89,10 @@ def warm() -> Iterator[Warm]:
 
 @pytest.fixture(autouse=True, scope="module")
 def forkservers_have_their_imports(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One set of imports for all clusters of this process; programs under test have their own."""
+    """Shares one set of imports among all clusters of this process.
+
+    Programs under test have their own.
+    """
     from shoal.launch import process_pool
     from tests.support.warm_forkserver import Warm
 
@@ -97,14 +100,17 @@ def forkservers_have_their_imports(request: pytest.FixtureRequest) -> Iterator[N
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        # It is begun when the first cluster is.
+        # It is started with the first cluster.
         patch.setattr(process_pool, "start_forkserver", lambda: request.getfixturevalue("warm").start())
         yield
 
 
 @pytest.fixture
 def mpi_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for the shared memory of ranks: those that are killed leave it behind, 16 MB each in /dev/shm."""
+    """Yields a folder for the shared memory of ranks.
+
+    Ranks that are killed leave it behind, 16 MB each, which would else be in /dev/shm.
+    """
     with tempfile.TemporaryDirectory(prefix="shoal-test-mpi-", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("OMPI_MCA_btl_sm_backing_directory", folder)
         yield Path(folder)

@@ -1,7 +1,7 @@
-"""The whole product on one page: read this first.
+"""These tests show the whole product on one page: read this first.
 
-A cluster is servers that hold tables, and clients that push to them and pull from them. Here all of it runs on threads of
-this process; ``shoal.local(..., processes=True)`` is the same with processes.
+A cluster is servers that hold tables, and clients that push to them and pull from them. Here all of
+it runs on threads of this process; ``shoal.local(..., processes=True)`` is the same with processes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def test_a_dense_table_is_pushed_and_pulled_by_ranges() -> None:
 def test_a_push_and_a_pull_can_share_one_trip_and_tasks_can_follow_each_other() -> None:
     with shoal.local(servers=2) as cluster:
         kv = cluster.client()
-        kv.create("w", shoal.Sparse(hashed=True))  # any id below 2^63, none of them known beforehand
+        # Keys are any ids below 2^63, none of them known beforehand.
+        kv.create("w", shoal.Sparse(hashed=True))
         first = kv.push_pull("w", [7, 10**18], [1.0, 2.0])
         second = kv.push("w", [7], [5.0], after=[first])
         assert list(first.result()) == [1.0, 2.0]
@@ -56,7 +57,7 @@ def test_a_fast_worker_runs_ahead_by_max_delay_steps_and_no_more() -> None:
         ann.push("w", [0], [1.0]).result()
         pull = ann.pull("w", [0])
         with pytest.raises(shoal.ShoalError, match="bob at step 0"):
-            pull.result(0.2)  # two ahead: wait, and be told for whom
+            pull.result(0.2)  # two ahead: it waits, and the error names the worker it waits for
         bob.push("w", [0], [1.0]).result()
         assert pull.result(5) == [-3.0]
 
@@ -67,7 +68,7 @@ def test_a_step_is_taken_when_all_its_slots_are_here_whoever_computed_them() -> 
         ann.create("w", shoal.Dense(rows=4, apply=shoal.Step(slots=2, combine="mean"), max_delay=0))
         half = ann.push("w", [0, 1], [1.0, 1.0], slot=(0, 0))
         assert list(bob.pull("w", [0, 1], slot=(0, 1)).result()) == [0.0, 0.0]  # step 0 is not over
-        next_step = bob.pull("w", [0, 1], slot=(0, 2))  # which step 1 waits for
+        next_step = bob.pull("w", [0, 1], slot=(0, 2))  # step 1 waits for step 0
         other = bob.push("w", [1, 2], [3.0, 3.0], slot=(0, 1))
         assert list(next_step.result(5)) == [0.5, 2.0]
         half.result(5)

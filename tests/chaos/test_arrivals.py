@@ -1,4 +1,7 @@
-"""Workers that arrive late, are taken away or leave after each task: nothing of what is learned is lost or doubled (S1-30, S4-23)."""
+"""Workers arrive late, are preempted, or leave after each task (S1-30, S4-23).
+
+Nothing that was learned is lost or counted twice.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ def gang(cache: Path) -> shoal.Run:
 )
 def test_sync_is_the_same_run_however_its_workers_come_and_go(gang: shoal.Run, emulate: dict[str, Any]) -> None:
     run = train(**emulate)
-    newer = any(isinstance(event, Warned) and "newer" in event.what for event in run.events)  # P3's one exception
+    # The one exception of P3.
+    newer = any(isinstance(event, Warned) and "newer" in event.what for event in run.events)
     assert newer or np.array_equal(run.model.table, gang.model.table)  # type: ignore[union-attr]
     assert run.summary["examples"] == gang.summary["examples"]
     joined = [event for event in run.events if isinstance(event, Joined) and event.role == "worker"]

@@ -1,4 +1,4 @@
-"""Ranks and servers of averaging runs that are killed, stopped and taken up again."""
+"""Ranks and servers of averaging runs are killed and stopped, and runs are resumed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JOB = {
     "stop": {"epochs": 12},
     "evaluate": {"every": 2.0},
     "workers": 4,
-    "emulate": {"per_example": 5e-5},  # long enough that there is a middle
+    "emulate": {"per_example": 5e-5},  # long enough to strike in the middle
 }
 
 
@@ -85,7 +85,7 @@ def test_a_server_that_is_killed_does_not_matter_where_there_are_copies() -> Non
 
 
 class Killer:
-    """Ends a process of the run that is told about here, once so many checkpoints are on disk."""
+    """Kills a process of the run when the checkpoint with number 2 is on disk."""
 
     def __init__(self, name: str) -> None:
         self.name, self.training = name, list[RunHandle]()

@@ -1,4 +1,7 @@
-"""Real processes of a block-proximal run are killed and started again: parts of the rows change hands, the solution is the same."""
+"""Processes of a block-proximal run are killed and restarted: the solution is the same.
+
+Other workers take over parts of the rows.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from shoal.strategies.parameter_server.run import ServerRun
 from shoal.testing.watch import Watched, kill, reach, watch
 from shoal.training.tracked_run import RunHandle
 
-NEAR = 5e-3  # of the objective: who takes a part over begins with careful steps, and is soon where it would have been
+# Of the objective. A worker that takes over a part begins with small steps, and soon catches up.
+NEAR = 5e-3
 JOB: dict[str, Any] = {
     "data": {"source": "rcv1-like", "rows": 3_000, "features": 2_000},
     "strategy": "block-proximal",
@@ -115,7 +119,7 @@ def test_a_run_that_stopped_is_taken_up_again_with_other_workers(tmp_path: Path,
         "stop__epochs": 10_000,
         "evaluate__every": 1,
     }
-    with pytest.raises(KeyboardInterrupt):  # what it has is kept
+    with pytest.raises(KeyboardInterrupt):  # what it has learned is saved
         execute(job_of(**threads), tmp_path / "run", interrupt)
     again = shoal.train(resume=tmp_path / "run", workers=1, epochs=30)
     assert (again.summary["resumed"], again.summary["stopped_because"]) == (1, "30 epochs done")

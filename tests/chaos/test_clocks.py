@@ -1,7 +1,8 @@
-"""Wall clocks that jump by an hour, forth and back, another one in each process (F27): nothing changes but dates.
+"""Wall clocks jump an hour forward and back, differently in each process (F27).
 
-The clock is replaced in Python, by a module that every process imports when it starts. (libfaketime, which replaces that of the C library,
-breaks ``time.sleep`` of Python 3.11, whose end it takes for a wall clock's.)
+Nothing changes but dates. A module that every process imports when it starts replaces the clock in
+Python. (libfaketime, which replaces that of the C library, breaks ``time.sleep`` of Python 3.11: it
+takes the end of the sleep for a time of the wall clock.)
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ tell()
 
 @contextmanager
 def jumping(den: Den) -> Iterator[dict[str, str]]:
-    """By a module that Python imports when it starts."""
+    """Yields an environment in which Python imports that module when it starts."""
     folder, met = den.folder / "site", den.folder / "met"
     folder.mkdir()
     met.mkdir()

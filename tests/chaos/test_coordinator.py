@@ -1,7 +1,7 @@
-"""The coordinator's process is killed, stopped and started again in the middle of things (F14, F15, F43).
+"""The coordinator's process is killed, stopped and restarted under load (F14, F15, F43).
 
-Push and pull go on without it; when it is back it has the same members and the same tables under the next term, nobody has
-joined anew, and a run ends with every slot counted once.
+Push and pull go on without it. When it is back it has the same members and the same tables under
+the next term, no node has joined again, and a run ends with every slot counted once.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ STRATEGIES = ["sync", "bounded", "async"]
 
 
 def job_of(strategy: str, **changes: Any) -> Job:
-    """One that lasts a second or two."""
+    """Returns a job that lasts a second or two."""
     return Candidate(strategy, "processes").job(**{"stop__epochs": 15, "evaluate__every": 3.0, **changes})
 
 
 def term_of(training: ServerRun | ProcessCluster) -> int:
-    """0 while nobody answers."""
+    """Returns the term of the coordinator, or 0 while it does not answer."""
     try:
         return training.look(1.0).term
     except Unanswered:
@@ -88,7 +88,7 @@ def test_push_and_pull_go_on_while_the_coordinator_is_down_and_it_comes_back_as_
     after = cluster._looking.view(PATIENCE)
     assert cluster.address == address
     assert (after.members, after.tables, after.number) == (before.members, before.tables, before.number + 1)
-    kv.create("v", shoal.Dense(rows=10))  # it is not fenced, and what needs a coordinator has one
+    kv.create("v", shoal.Dense(rows=10))  # the client is not fenced, and the coordinator answers it
     assert kv.pull("w", [0]).result(PATIENCE) == [10.0]
 
 
@@ -167,7 +167,8 @@ def test_a_run_whose_coordinator_is_killed_twice_counts_every_slot_once(strategy
     run = watch(job_of(strategy), strike)
     check_all_is_well(run)
     assert seen[0] == seen[1]
-    assert seen[2].items() <= seen[0].items()  # at the very end some may have left; nobody has joined anew
+    # At the very end some may have left; no node has joined again.
+    assert seen[2].items() <= seen[0].items()
     assert not [event for event in run.all(Gone) if event.why != "it left"]
     assert len(run.all(Joined)) == 5
 
@@ -210,7 +211,10 @@ def test_a_run_loses_its_coordinator_and_a_worker_at_once(strategy: str) -> None
 @pytest.mark.parametrize("strategy", ["sync", "async"])
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_run_whose_coordinator_is_away_for_long_goes_on_as_far_as_the_deals_reach(strategy: str, how: str) -> None:
-    """Longer than anybody may be silent: who is not heard by a coordinator that is not there is not dead."""
+    """The coordinator is away for longer than a member may be silent.
+
+    Members that it could not receive messages from meanwhile are not declared dead.
+    """
     away = 8.0 if how == "stopped" else 5.5
 
     def strike(training: ServerRun) -> None:
@@ -244,7 +248,8 @@ def test_a_listener_that_takes_its_time_holds_up_nobody() -> None:
         told.append(event)
 
     with ServerRun(job, load(job.data, job.seed), listen) as training:
-        assert soon(lambda: training.course.ended)  # all is computed and evaluated, and not one event was taken
+        # All is computed and evaluated, and the listener has not taken a single event.
+        assert soon(lambda: training.course.ended)
         assert told == []
         slow.set()
         outcome = training.wait(PATIENCE)
@@ -272,7 +277,7 @@ def test_a_coordinator_that_keeps_dying_ends_the_run_which_says_so_and_keeps_wha
     assert Run.load(tmp_path / "run").summary["failed"] is True
 
 
-# ---------------------------------------------------------------- the end of whoever started it
+# ---------------------------------------------------------------- the end of the parent
 
 
 @pytest.mark.slow

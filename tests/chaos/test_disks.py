@@ -1,6 +1,7 @@
-"""Disks that stall, fail or take nothing more, under a journal and under checkpoints (F32): real ones, of a few megabytes.
+"""Disks under a journal or under checkpoints stall, fail or refuse writes (F32).
 
-What is asked of the disk waits or is refused, and that is said; what is asked of the servers goes on.
+They are real file systems of a few megabytes. What needs the disk waits, or is refused with the
+reason; requests to the servers go on.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ def volume() -> Iterator[Volume]:
 
 @pytest.fixture
 def cluster(volume: Volume) -> Iterator[ProcessCluster]:
-    """Its journal is on that disk, and nothing else is."""
+    """Yields a cluster that has its journal, and nothing else, on that disk."""
     with shoal.local(servers=2, copies=2, processes=True, folder=volume.folder) as cluster:
         assert isinstance(cluster, ProcessCluster)
         yield cluster
-        volume.__exit__()  # thawed, before anybody is waited for
+        volume.__exit__()  # thaws it, before the cluster waits for its processes
 
 
 # ---------------------------------------------------------------- under the journal
@@ -45,12 +46,15 @@ def cluster(volume: Volume) -> Iterator[ProcessCluster]:
 def test_pushes_go_on_while_the_disk_under_the_journal_stalls_and_nobody_is_removed(
     cluster: ProcessCluster, volume: Volume
 ) -> None:
-    """Longer than a member may be silent: the coordinator, which waits for its disk, hears nobody meanwhile."""
+    """The disk stalls for longer than a member may be silent.
+
+    The coordinator, which waits for its disk, receives no messages meanwhile.
+    """
     with cluster.client("ann") as ann:
         ann.create("w", shoal.Dense(rows=1))
         before = cluster.look().members
         volume.freeze()
-        with pytest.raises(ShoalError) as waited:  # the coordinator is asked, and does not answer in time
+        with pytest.raises(ShoalError) as waited:  # the coordinator does not answer in time
             ann.create("other", shoal.Dense(rows=1))
         for _ in range(20):
             ann.push("w", [0], [1.0]).result(PATIENCE)
@@ -59,7 +63,7 @@ def test_pushes_go_on_while_the_disk_under_the_journal_stalls_and_nobody_is_remo
         assert list(ann.pull("w", [0]).result(PATIENCE)) == [20.0]
         after = cluster.look(PATIENCE).members
         assert [(one.name, one.incarnation) for one in before] == [(one.name, one.incarnation) for one in after]
-        assert soon(lambda: "other" in ann.tables())  # the journal took it in the end
+        assert soon(lambda: "other" in ann.tables())  # the journal has it in the end
 
 
 def test_pushes_go_on_when_the_disk_under_the_journal_fails_and_whoever_needs_it_is_told(
@@ -69,17 +73,17 @@ def test_pushes_go_on_when_the_disk_under_the_journal_fails_and_whoever_needs_it
     with cluster.client("ann") as ann:
         ann.create("w", shoal.Dense(rows=1))
         volume.fail()
-        for _ in range(2):  # and the second time it is no other
+        for _ in range(2):  # the second time is like the first
             with pytest.raises(ShoalError, match="journal cannot be written"):
                 ann.create("other", shoal.Dense(rows=1))
         for _ in range(5):
             ann.push("w", [0], [1.0]).result(PATIENCE)
         assert list(ann.pull("w", [0]).result(PATIENCE)) == [5.0]
-    assert cluster.pids == pids  # nobody broke over it
+    assert cluster.pids == pids  # no process ended
 
 
 def test_a_journal_refuses_until_what_it_refused_is_cut_off(volume: Volume) -> None:
-    """What was refused may not come back with a later start, nor hide what was written after it."""
+    """A refused record must not come back after a restart, nor hide later records."""
     path = volume.folder / "journal"
     journal = JournalFile(path)
     assert journal.append(b"first") == ""
@@ -146,7 +150,8 @@ def test_a_run_goes_on_while_its_checkpoints_cannot_be_written_and_writes_them_w
         assert soon(lambda: saved(run) >= 1 or process.poll() is not None)
         (volume.read_only if how == "read only" else volume.freeze)()
         kept, steps = saved(run), _steps(run)
-        assert soon(lambda: _steps(run) > steps + 200 or process.poll() is not None)  # the data path does not mind
+        # Pushes and pulls go on.
+        assert soon(lambda: _steps(run) > steps + 200 or process.poll() is not None)
         if how == "read only":
             assert soon(lambda: any("Read-only file system" in one.what for one in _warnings(run)))
         (volume.writable if how == "read only" else volume.thaw)()

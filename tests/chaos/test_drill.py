@@ -1,4 +1,7 @@
-"""``shoal chaos`` on real processes: what it finds, and that it finds what is broken on purpose (F1, F3, F14, F44)."""
+"""``shoal chaos`` runs on real processes (F1, F3, F14, F44).
+
+The tests check its reports, and that it finds what is broken on purpose.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ scenario("store").mutants["no ledger"]().start()
 
 
 def job_of(strategy: str = "async", **changes: Any) -> Job:
-    """One that lasts some seconds, however fast the machine: a nemesis needs time."""
+    """Returns a job that lasts some seconds on any machine: a nemesis needs time."""
     settings: dict[str, Any] = {"data": {"source": "clicks", "rows": 20_000, "batch": 16}, "strategy": strategy}
     slow = {"per_example": 2e-4}  # seconds: 2.7 in all on three workers
     return Job.of(settings | {"workers": 3, "servers": 2, "emulate": slow} | changes)
@@ -55,7 +58,7 @@ def test_workers_and_the_coordinator_are_killed_and_every_push_counts_once(
 
 
 class Heard(ChaosListener):
-    """Keeps what is said, with its time."""
+    """Keeps all lines that are reported, with their times."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[float, str, str]] = []
@@ -79,7 +82,10 @@ def test_a_drill_ends_at_one_time_kills_a_server_and_calls_nothing_planned_a_fau
 
 
 def undisturbed_sync() -> str:
-    """The model of the same job on one worker and one server in this process, that nobody hurts."""
+    """Returns the model of the same job without faults.
+
+    It runs on one worker and one server, in this process.
+    """
     threads = {"how": "threads"}
     job = job_of("sync", workers=1, servers=1, stop={"epochs": float(PASSES)}, launch=threads, emulate={})
     with ServerRun(job, load(job.data, job.seed)) as training:
@@ -90,7 +96,7 @@ def undisturbed_sync() -> str:
 
 @pytest.mark.slow
 def test_sync_under_fire_ends_at_the_clean_runs_model_bit_for_bit() -> None:
-    """I16. Servers too: copies that take over, and servers that come back empty, change no bit."""
+    """I16: backups that take over, and servers that come back empty, change no bit, either."""
     clean = CleanRun(PASSES, None, 1.0, undisturbed_sync())
     nemesis = ChaosSettings(gap=(0.8, 1.6), pause=(0.5, 1.5), seed=4)
     report = drill(job_of("sync", servers=3, copies=2), nemesis, 1.0, ChaosListener(), clean)
@@ -106,12 +112,15 @@ def test_sync_that_ends_at_another_model_is_found_out() -> None:
     assert (report.model, report.newer, report.voids) == ("other", 0, 0)
     assert not report.ok
     assert any("sync ended at another model than the clean run" in one for one in report.wrong)
-    assert report.lost == report.doubled == 0  # the account alone would have called it good
+    assert report.lost == report.doubled == 0  # the counts alone would have passed
 
 
 @pytest.mark.soak
 def test_the_clean_run_of_sync_ends_exactly_after_whole_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """59 slots a pass and an evaluation every 15: the timed run's first evaluation past a pass is a step past it."""
+    """A pass has 59 slots, and an evaluation comes every 15.
+
+    So the timed run's first evaluation past a pass is a step past it.
+    """
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))
     job = job_of("sync", data={"source": "clicks", "rows": 30_000, "batch": 512}, evaluate={"every": 0.25})
     dataset = load(job.data, job.seed)
@@ -128,7 +137,7 @@ def test_the_clean_run_of_sync_ends_exactly_after_whole_passes(tmp_path: Path, m
 
 @pytest.mark.slow
 def test_servers_are_killed_and_paused_as_long_as_a_copy_is_left() -> None:
-    """F5, F7, F9, F15: primaries and backups, sometimes with the coordinator."""
+    """F5, F7, F9, F15: primaries and backups are hit, sometimes with the coordinator."""
     weights = {"server": 3.0, "coordinator": 1.0}
     report = broken(job_of(servers=3, copies=2), weights=weights, gap=(0.5, 1.0), seed=5)
     assert any(one.fault.role == "server" for one in report.healed)
@@ -140,11 +149,14 @@ def test_servers_are_killed_and_paused_as_long_as_a_copy_is_left() -> None:
 
 @pytest.mark.slow
 def test_a_ledger_that_forgets_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The account can fail: servers that count again what they have counted are caught by the values they hold."""
+    """The audit can fail: it catches servers that count a push twice.
+
+    The values that they hold show it.
+    """
     (tmp_path / "forgetful_ledger.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(str(tmp_path))
     report = broken(job_of(launch={"modules": ["forgetful_ledger"]}), pauses=0.0, seed=2)
-    assert any(one.fault.kind == "kill" for one in report.healed)  # else nothing came twice
+    assert any(one.fault.kind == "kill" for one in report.healed)  # else no push was sent twice
     assert report.doubled > 0
     assert not report.ok
     assert any("counted" in line for line in report.wrong)
@@ -200,7 +212,7 @@ def test_a_drill_that_would_be_for_nothing_is_not_begun(arguments: list[str], sa
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [8_000, pytest.param(20_000, marks=pytest.mark.soak)])
 def test_servers_join_and_leave_and_are_cut_off_and_every_push_counts_once(rows: int) -> None:
-    """F11, F12, F16, F17, F18: whoever comes, goes, or is not heard for a while."""
+    """F11, F12, F16, F17, F18: servers join, leave, or are unreachable for a while."""
     given = {"joins": 0.3, "drains": 0.2, "cuts": 0.5, "servers": (2, 4), "gap": (0.6, 1.2), "pause": (0.5, 2.0)}
     weights = {"server": 3.0, "worker": 1.0}
     data = {"source": "clicks", "rows": rows, "batch": 16}

@@ -1,7 +1,8 @@
-"""Servers come, go and are restarted one by one, as real processes under load, by signals and by commands (F10, F11, F12).
+"""Servers join, leave and are restarted one by one under load (F10, F11, F12).
 
-Three workers in the counting model go on all the while. At the end every push is counted once (I1-I6), and not one of them has met an
-error on the way: none of their lives ended before its work was done.
+They are real processes, controlled by signals and by commands. Three workers in the counting model
+run all the time. At the end every push is counted once (I1-I6), and no worker has met an error: no
+incarnation of a worker ended before its work was done.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ def command(den: Den, *words: str) -> subprocess.Popen[str]:
 def test_servers_restarted_one_by_one_under_load_lose_nothing_and_no_worker_sees_it(
     kind: str, copies: int, den: Den
 ) -> None:
-    """F10: SIGTERM; each hands over what it has, ends with 0, is started again and gets its share."""
+    """F10: on SIGTERM each server hands over what it has, and ends with 0.
+
+    It is started again, and gets its share of the segments.
+    """
     with under_load(den, kind, servers=2, copies=copies) as (cluster, _):
         for name in ("server-0", "server-1"):
             before, ended = lives(cluster)[name], list[str]()
@@ -78,7 +82,7 @@ def test_servers_restarted_one_by_one_under_load_lose_nothing_and_no_worker_sees
 @pytest.mark.slow
 @pytest.mark.parametrize("copies", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_server_joins_and_leaves_under_load_by_commands(copies: int, den: Den) -> None:
-    """F11, F12. Whoever is let go is not started again, though the supervisor would."""
+    """F11, F12: the supervisor does not restart a server that was asked to leave."""
     with under_load(den, "each", servers=2, copies=copies) as (cluster, _):
         joining = command(den, "join", cluster.address, "--as", "server", "--name", "third")
         assert soon(lambda: "third" in lives(cluster) and holds(cluster, "third"))

@@ -1,4 +1,7 @@
-"""The cache is emptied while a run goes on, and a worker is killed: whoever comes in its place packs the rows again."""
+"""The cache is emptied during a run, and a worker that joins later packs the rows again.
+
+It replaces a worker that was killed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def job_of(strategy: Any, **changes: Any) -> Job:
     data = {"source": "rcv1-like", "rows": ROWS, "features": 2_000, "batch": 16}
-    slow = {"per_example": 2e-4}  # it lasts until the newcomer is there
+    slow = {"per_example": 2e-4}  # it lasts until the new worker has joined
     base = {"data": data, "strategy": strategy, "workers": 2, "stop": {"epochs": 12}, "emulate": slow}
     return Job.of(base | changes)
 

@@ -1,7 +1,9 @@
-"""Whatever ends, and however: nothing is left behind, nothing hangs, and who goes on goes on (F43, F1, F5 with one copy).
+"""Programs, servers and clients end in every way (F43, F1, F5 with one copy).
 
-A child starts a cluster and works; it is interrupted, terminated or killed at seeded moments, also while it starts. What it
-leaves is looked for by an environment variable that all its processes have, and in a temporary folder of its own.
+Nothing is left behind, nothing hangs, and all others go on. A child process starts a cluster and
+works; it is interrupted, terminated or killed at seeded moments, also while it starts. What it
+leaves is found by an environment variable that all its processes have, and in a temporary folder of
+its own.
 """
 
 from __future__ import annotations
@@ -76,7 +78,10 @@ def line(child: subprocess.Popen[str]) -> str:
 
 
 def interrupt(child: subprocess.Popen[str]) -> None:
-    """Ctrl-C, and once more if nothing came of it: Python loses one that falls into a callback of an import."""
+    """Sends Ctrl-C, and once more if it had no effect.
+
+    Python loses one that arrives in a callback of an import.
+    """
     for _ in range(2):
         os.killpg(child.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -84,7 +89,7 @@ def interrupt(child: subprocess.Popen[str]) -> None:
             return
 
 
-# ---------------------------------------------------------------- the end of whoever started the cluster
+# ---------------------------------------------------------------- the end of the parent
 
 
 @pytest.mark.variants(
@@ -160,7 +165,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[ProcessCluster]:
 
 @pytest.fixture(params=["ipc", "tcp"])
 def quick_cluster(request: pytest.FixtureRequest) -> Iterator[ProcessCluster]:
-    """For who waits for a death."""
+    """Yields a cluster for tests that wait until a node is declared dead."""
     with shoal.local(servers=2, processes=True, transport=request.param, timing=QUICK) as cluster:
         assert isinstance(cluster, ProcessCluster)
         yield cluster
@@ -175,7 +180,8 @@ def test_every_call_ends_in_an_error_when_a_server_is_killed(cluster: ProcessClu
     everything = slice(0, 100)
     held = kv.push("steps", everything, np.ones(100), slot=(0, 0))
     assert soon(lambda: "server-0" in held.waits_for)
-    os.kill(cluster.pids["server-0"], signal.SIGSTOP)  # so that what is asked now is under way when it dies
+    # Stopped, so that the requests below are in flight when it dies.
+    os.kill(cluster.pids["server-0"], signal.SIGSTOP)
     under_way = [
         held,
         kv.pull("steps", everything, slot=(0, 2)),
@@ -261,7 +267,8 @@ def test_a_server_that_pauses_and_comes_back_completes_the_call(cluster: Process
     assert not push.done
     os.kill(pid, signal.SIGCONT)
     push.result(PATIENCE)
-    assert (kv.pull("w", slice(0, 100)).result(PATIENCE) == 1).all()  # sent again meanwhile, and counted once
+    # The push was sent again meanwhile, and counted once.
+    assert (kv.pull("w", slice(0, 100)).result(PATIENCE) == 1).all()
     assert cluster.pids["server-0"] == pid
 
 
@@ -283,7 +290,8 @@ def test_the_others_go_on_when_a_worker_process_is_killed_while_it_pushes(
         survivor.pull("w", [1]).result(PATIENCE)
     victim.kill()
     acknowledged = int(victim.stdout.read().splitlines()[-1])
-    assert 16 <= acknowledged <= 24  # its 17th was counted, but it may have died before it heard so
+    # Its 17th push was counted, but it may have died before the response.
+    assert 16 <= acknowledged <= 24
     waited_for = set()
     for step in range(20, 40):
         survivor.push("w", [1], [1.0]).result(PATIENCE)
@@ -292,7 +300,8 @@ def test_the_others_go_on_when_a_worker_process_is_killed_while_it_pushes(
         waited_for.add(pull.waits_for)
         count, mine = pull.result(PATIENCE)  # until the victim is declared dead, and no longer
         assert mine == step + 1
-        assert acknowledged <= count <= acknowledged + 1  # its last push was counted or not, and never twice
+        # Its last push was counted once or not at all.
+        assert acknowledged <= count <= acknowledged + 1
     assert any("victim at step" in one for one in waited_for)
 
 
@@ -360,9 +369,8 @@ def test_a_cluster_closed_while_calls_are_under_way_ends_them(place: str) -> Non
             lambda kv=kv: kv.push_pull("w", slice(0, 1_000), np.ones(1_000)).result(PATIENCE),
             lambda kv=kv: kv.pull("w", [1]).result(PATIENCE),
             lambda kv=kv: kv.stats("w"),
-            lambda kv=kv: kv.push("steps", [0], [1.0], slot=(0, 0)).result(
-                PATIENCE
-            ),  # held: the other slot never comes
+            # Held: the other slot of the step is never pushed.
+            lambda kv=kv: kv.push("steps", [0], [1.0], slot=(0, 0)).result(PATIENCE),
         ]
     threads = [threading.Thread(target=until_the_end, args=(call,), daemon=True) for call in calls]
     for thread in threads:

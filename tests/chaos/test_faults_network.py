@@ -1,7 +1,8 @@
-"""Messages that are repeated, late, out of order, lost, damaged or without an end, between real processes (F21-F25).
+"""Messages are repeated, late, out of order, lost, damaged or endless (F21-F25).
 
-The counting model: each client adds one to keys of its own, each slot has keys of its own, and the checker of the
-simulator reads the promises off what everybody saw. That the faults did fire is read off the proxy's books.
+They travel between real processes. In the counting model each client adds one to keys of its own,
+and each slot has keys of its own; the checker of the simulator reads the histories of all clients.
+The counts of the proxy show that the faults did fire.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def cluster() -> Iterator[ProcessCluster]:
 
 @pytest.fixture
 def kv(cluster: ProcessCluster) -> Iterator[shoal.KV]:
-    """A client in fine weather, and a cluster that is the same afterwards."""
+    """Yields a client without faults, and checks that no process was replaced."""
     pids = cluster.pids
     with cluster.client() as kv:
         yield kv
@@ -62,7 +63,10 @@ def proxy(request: pytest.FixtureRequest) -> Iterator[FaultyProxy]:
 def counted_under(
     weather: LinkFaults, kind: str, cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy, den: Den
 ) -> tuple[Crowd, dict[str, int]]:
-    """Half of the work in that weather, the other half by new processes of the same names, who hear what is late."""
+    """Does the work with these faults, the second half by new processes of the same names.
+
+    The new processes receive what is late.
+    """
     plan = plan_of(kind, WORKERS, SLOTS if kind != "clients" else SLOTS // WORKERS)
     create(kv, plan)
     crowd = Crowd(plan, proxy.through(cluster.address), den)
@@ -77,7 +81,7 @@ def counted_under(
     return crowd, kv.stats(TABLE)
 
 
-# ---------------------------------------------------------------- repeated, late, out of order, lost
+# ---------------------------------------------------------------- repeated, late, reordered, lost
 
 
 @pytest.mark.variants(slow=["each"])
@@ -106,7 +110,7 @@ def test_messages_that_overtake_each_other_across_connections_are_counted_once(
 def test_lost_and_delayed_messages_are_sent_again_and_nobody_is_taken_for_dead(
     cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy, den: Den
 ) -> None:
-    """F23, as far as it goes without a network of its own."""
+    """F23, as far as it can be shown without network namespaces."""
     crowd, _ = counted_under(LinkFaults(drop=0.05, delay=0.02, most=12), "each", cluster, kv, proxy, den)
     assert proxy.counts["dropped"] > 5
     assert not any("Fenced" in line for line in crowd.ended)
@@ -115,7 +119,10 @@ def test_lost_and_delayed_messages_are_sent_again_and_nobody_is_taken_for_dead(
 def test_pushes_that_were_all_lost_at_once_come_again_and_nobody_who_lives_is_called_silent(
     cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy
 ) -> None:
-    """F23, I14: two hundred under way, as when a connection ends; before, all but some thirty ended as unanswered."""
+    """F23, I14: two hundred pushes in flight are lost, as when a connection ends.
+
+    Before this was fixed, all but some thirty ended as unanswered.
+    """
     kv.create("w", shoal.Dense(rows=100))
     with shoal.connect(proxy.through(cluster.address), name="ann") as ann:
         ann.push("w", [0], [1.0]).result(PATIENCE)
@@ -135,22 +142,27 @@ def test_pushes_that_were_all_lost_at_once_come_again_and_nobody_who_lives_is_ca
 def test_damaged_messages_are_dropped_and_told_and_what_they_said_is_counted_once(
     where: Where, cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy, den: Den
 ) -> None:
-    """F24: in whatever part of it."""
+    """F24: the damage may be in any part of the message."""
     weather = LinkFaults(flip=0.05, where=(where,), most=10)
-    if where == "framing":  # what follows a wrong length is swallowed until silence ends the wait; one way: see below
+    # A wrong length swallows what follows until silence ends the wait. Here only one direction is
+    # damaged; for the other see below.
+    if where == "framing":
         weather = replace(weather, most=2, only=lambda one: one.sender.startswith("worker"))
     crowd, stats = counted_under(weather, "clients", cluster, kv, proxy, den)
     assert proxy.counts[f"flipped in {where}"] == weather.most
     told = [(sender, to) for (sender, to, kind) in proxy.seen if kind == "no" and sender.startswith("server")]
-    if where == "framing":  # libzmq itself ends the connection, or what follows is none of ours
+    if where == "framing":  # libzmq ends the connection, or what follows is not our protocol
         return
     assert told
-    assert crowd.ended == []  # sent again, and nobody noticed
+    assert crowd.ended == []  # sent again, and no client noticed
     assert stats.get("refused", 0) == 0
 
 
 def test_a_damaged_push_is_answered_to_its_sender(cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy) -> None:
-    """F24, one message alone: dropped, told, sent again, counted once; nothing of it is in the model before that."""
+    """F24 for a single message: it is dropped, refused, sent again, and counted once.
+
+    Nothing of it is in the model before that.
+    """
     kv.create("w", shoal.Dense(rows=100))
     with shoal.connect(proxy.through(cluster.address), name="ann") as ann:
         ann.pull("w", [0]).result(PATIENCE)
@@ -174,7 +186,10 @@ def test_a_damaged_push_is_answered_to_its_sender(cluster: ProcessCluster, kv: s
 def test_a_caller_that_was_sent_a_length_that_cannot_be_connects_again(
     cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy
 ) -> None:
-    """F24, F25, in an answer: libzmq gives such a connection up for good; the caller dials again, and asks again."""
+    """F24, F25 in a response: libzmq gives up such a connection for good.
+
+    The client connects again, and sends its request again.
+    """
     kv.create("w", shoal.Dense(rows=100))
     too_long = zmtp.head(limits.FRAME_BYTES * 2, False)
     with shoal.connect(proxy.through(cluster.address), name="ann") as ann:
@@ -193,7 +208,7 @@ def test_a_caller_that_was_sent_a_length_that_cannot_be_connects_again(
 
 
 class Raw:
-    """A connection that says what it likes, byte by byte."""
+    """Opens a connection on which a test sends any bytes it likes."""
 
     def __init__(self, cluster: ProcessCluster, name: str = "") -> None:
         members = cluster.status().view.members
@@ -207,7 +222,7 @@ class Raw:
                 stream.feed(self.socket.recv(4_096))
 
     def ends_while_dripping(self, data: bytes, pause: float, seconds: float) -> bool:
-        """Send a byte now and then: does the other side end it in time?"""
+        """Sends a byte after each pause, and returns whether the other side closes in time."""
         deadline, at = time.monotonic() + seconds, 0
         self.socket.settimeout(pause)
         while time.monotonic() < deadline:
@@ -229,7 +244,7 @@ def server_of(cluster: ProcessCluster) -> psutil.Process:
 
 
 def test_a_greeting_that_drips_is_ended_in_time_and_others_are_served(cluster: ProcessCluster, kv: shoal.KV) -> None:
-    """F25: it never pauses for long, and has HELLO_WITHIN all the same."""
+    """F25: it never pauses for long, but must still be over within HELLO_WITHIN."""
     kv.create("w", shoal.Dense(rows=1))
     before = server_of(cluster).num_fds()
     slow = 2 * limits.HELLO_WITHIN / limits.SECOND
@@ -241,7 +256,7 @@ def test_a_greeting_that_drips_is_ended_in_time_and_others_are_served(cluster: P
 
 
 def test_frames_that_are_announced_and_never_sent_take_no_memory(cluster: ProcessCluster, kv: shoal.KV) -> None:
-    """F25: a hundred times the largest frame, of which ten bytes come."""
+    """F25: a hundred frames of the largest size are announced; ten bytes of each arrive."""
     kv.create("w", shoal.Dense(rows=1))
     server = server_of(cluster)
     before, fds = server.memory_info().rss, server.num_fds()
@@ -258,15 +273,18 @@ def test_frames_that_are_announced_and_never_sent_take_no_memory(cluster: Proces
 
 @pytest.mark.slow
 def test_who_takes_a_name_twice_brings_nobody_down(cluster: ProcessCluster, kv: shoal.KV) -> None:
-    """F25, F37. The older connection speaks, then ends: libzmq aborts if it asks such a one for a sign of life."""
+    """F25, F37: the older of two connections of one name sends something, then ends.
+
+    libzmq aborts if it sends such a connection a heartbeat.
+    """
     kv.create("w", shoal.Dense(rows=1))
     pids = cluster.pids
     older, newer = Raw(cluster, "twin"), Raw(cluster, "twin")
     newer.socket.sendall(zmtp.written([b"ping"]))
-    assert newer.socket.recv(4_096)  # it was heard, so the name is the newer one's
+    assert newer.socket.recv(4_096)  # the server answers, so the name is the newer one's
     older.socket.sendall(zmtp.written([b"junk"]))
     older.socket.close()
-    newer.socket.settimeout(6.0)  # longer than it would take
+    newer.socket.settimeout(6.0)  # longer than the abort would take
     with contextlib.suppress(TimeoutError):
         assert newer.socket.recv(4_096), "the server is gone"
     newer.socket.close()
@@ -291,7 +309,10 @@ def test_a_frame_larger_than_any_may_be_ends_its_connection_at_once(cluster: Pro
 
 
 def test_more_frames_than_a_message_has_are_refused(cluster: ProcessCluster, kv: shoal.KV) -> None:
-    """F25: a million, in one message; its sender is told, and nobody else waits so long that it gives up."""
+    """F25: a message has a million frames, and its sender gets an error.
+
+    No other client waits so long that it gives up.
+    """
     kv.create("w", shoal.Dense(rows=1))
     raw = Raw(cluster, "many")
     raw.socket.settimeout(PATIENCE)
@@ -299,7 +320,7 @@ def test_more_frames_than_a_message_has_are_refused(cluster: ProcessCluster, kv:
     raw.socket.sendall(hello + (zmtp.head(1, True) + b"x") * 1_000_000 + zmtp.head(1, False) + b"x")
     kv.push("w", [0], [1.0]).result(PATIENCE)
     stream, answers = zmtp.ZmtpStream(), list[m.Message]()
-    stream._greeting = 0  # it was read before
+    stream._greeting = 0  # the greeting was read before
     while not answers:
         pieces = stream.feed(raw.socket.recv(4_096))
         answers += [coding.decode(piece[0], piece[1:])[0] for piece in pieces if isinstance(piece, list)]

@@ -1,9 +1,11 @@
-"""Servers and coordinators that are killed or put to sleep, as real processes with two copies of everything (F5-F9, F14, F15).
+"""Server and coordinator processes are killed or stopped (F5-F9, F14, F15).
 
-Three servers, three workers in the counting model, all of them met through the proxy, which is the failpoint: it keeps a
-message back at the very edge where the server is killed. Every server is the primary of some segments and backs others up, so
-one that is killed is both (F5, F7). The cluster outlives all tests; the victims take turns. At the end: the checker's rules (I1-I6), one owner of every segment (I7), and all
-copies of a segment equal in rows, versions, ledgers and clocks (I8).
+There are three servers with two copies of everything, and three workers in the counting model. All
+traffic passes the proxy, which is the failpoint: it holds a message back at the exact moment at
+which the server is killed. Every server is the primary of some segments and a backup of others, so
+one that is killed is both (F5, F7). All tests share one cluster; the servers take turns as the
+victim. At the end the checker's rules hold (I1-I6), every segment has one owner (I7), and all
+copies of a segment are equal in rows, versions, ledgers and clocks (I8).
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ WORKERS, SLOTS = 3, 60
 
 
 class Scene:
-    """A cluster behind a proxy, and workers at it."""
+    """Runs a cluster behind a proxy, and workers that use it."""
 
     def __init__(self, proxy: FaultyProxy, servers: int, copies: int, timing: Timing | None = None) -> None:
         self.proxy, self.copies = proxy, copies
@@ -63,7 +65,7 @@ class Scene:
         return self.crowd
 
     def kill(self, *names: str) -> dict[str, int]:
-        """All of them, in the middle of the work."""
+        """Kills all these processes while the workers are at work."""
         assert any(process.poll() is None for process in self.crowd.processes.values()), "all is done"
         pids = {name: self.cluster.pids[name] for name in names}
         for name in names:
@@ -71,12 +73,12 @@ class Scene:
         return pids
 
     def is_replaced(self, pids: dict[str, int]) -> bool:
-        """Others run in their places."""
+        """Returns whether new processes run in their places."""
         now = self.cluster.pids
         return all(now.get(name, pid) != pid for name, pid in pids.items())
 
     def told(self) -> dict[str, m.TableStatusReply]:
-        """What each server says of the table, with a hash of every segment that it has."""
+        """Asks each server for its status of the table, with a hash of each of its segments."""
         view = self.cluster.status().view
         number = next(table.number for table in view.tables if table.name == TABLE)
 
@@ -87,7 +89,8 @@ class Scene:
         answers: dict[str, m.TableStatusReply] = {}
         for one in view.members:
             if one.role == "server":
-                # One that was killed is left out: the proxy takes the call and breaks it off, as one who will not have us would.
+                # A killed server is left out: the proxy accepts the connection and closes it, as a
+                # server that refuses us would.
                 with contextlib.suppress(Refused):
                     answer = looking._ask("ask for digests", one.name, ask, m.Message, PATIENCE, one.address)
                     if isinstance(answer, m.TableStatusReply):
@@ -98,7 +101,7 @@ class Scene:
         return next(table.places for table in self.cluster.status().view.tables if table.name == TABLE)
 
     def is_whole(self) -> bool:
-        """Every segment has all its copies again, and they are equal."""
+        """Returns whether every segment has all its copies again, and they are equal."""
         places, told = self.places(), self.told()
         self.last = places, told
         return all(
@@ -110,12 +113,13 @@ class Scene:
         )
 
     def check(self) -> None:
-        """All is counted once, and in all copies."""
+        """Checks that every push is counted once, and in all copies."""
         self.crowd.finish()
         assert self.crowd.violations(self.kv) == []
         assert soon(self.is_whole), (self.places(), self.told())
         places, told = self.last
-        assert sorted(segment for one in told.values() for segment in one.own) == list(range(len(places)))  # I7
+        # I7: every segment has one owner.
+        assert sorted(segment for one in told.values() for segment in one.own) == list(range(len(places)))
 
 
 @contextlib.contextmanager
@@ -167,7 +171,7 @@ def large(large_stage: Scene) -> Iterator[Scene]:
 
 @pytest.fixture
 def quick() -> Iterator[Scene]:
-    """For who waits for a death."""
+    """Yields a scene for tests that wait until a node is declared dead."""
     with staged(servers=3, copies=2, timing=QUICK) as stage, one_act(stage) as scene:
         yield scene
 
@@ -183,7 +187,7 @@ def test_a_server_killed_in_steady_state_is_made_up_for(kind: str, scene: Scene)
     killed = scene.kill(scene.victim)
     assert soon(lambda: scene.is_replaced(killed))
     scene.check()
-    assert scene.cluster.look().generation == scene.before.generation  # nothing was gone back to
+    assert scene.cluster.look().generation == scene.before.generation  # there was no rollback
 
 
 EDGES: dict[str, Callable[[FaultyProxy, str], HeldMessages]] = {
@@ -207,7 +211,7 @@ EDGES: dict[str, Callable[[FaultyProxy, str], HeldMessages]] = {
 def test_a_server_killed_at_any_edge_of_a_push_neither_loses_nor_doubles_it(
     edge: str, late: bool, kind: str, scene: Scene
 ) -> None:
-    """F6. What was on its way is lost with it, or comes when others have taken over."""
+    """F6: messages in transit are lost with it, or arrive after the failover."""
     scene.gather(kind)
     held = EDGES[edge](scene.proxy, scene.victim)
     held.wait(1)
@@ -218,7 +222,10 @@ def test_a_server_killed_at_any_edge_of_a_push_neither_loses_nor_doubles_it(
 
 
 def test_a_server_asleep_across_a_failover_is_no_owner_when_it_wakes(quick: Scene) -> None:
-    """F9: it is removed, others take over, and what it still has to say is refused; it comes back as a new one."""
+    """F9: it is removed, others take over, and its late messages are refused.
+
+    It joins again as a new incarnation.
+    """
     crowd, victim = quick.gather("clients"), quick.victim
     incarnation = {one.name: one.incarnation for one in quick.cluster.status().view.members}[victim]
     quick.cluster.signal(victim, signal.SIGSTOP)
@@ -240,7 +247,7 @@ def test_a_server_asleep_across_a_failover_is_no_owner_when_it_wakes(quick: Scen
 
 @pytest.mark.slow
 def test_segments_of_which_every_copy_is_lost_are_named_and_the_table_can_be_made_again(scene: Scene) -> None:
-    """F8, where there is no run and no checkpoint: nobody makes up what is gone."""
+    """F8 without a run and a checkpoint: nothing replaces what is lost."""
     crowd = scene.gather("clients")
     others = [name for name in scene.servers if name != scene.victim]
     lost = [place for place in scene.places() if set(place.servers) == set(others)]
@@ -295,12 +302,15 @@ def test_a_coordinator_and_a_server_that_die_together_are_made_up_for_one_after_
 def test_a_second_server_killed_while_the_others_come_level_costs_nothing(
     edge: str, end: str, late: bool, large: Scene
 ) -> None:
-    """F6, with three copies: whoever says, or is about to hear, what brings the survivors level is killed, too."""
+    """F6 with three copies: a second server is killed while the survivors become level.
+
+    It is the sender or the receiver of a message that brings them level.
+    """
     large.gather(Random(f"{edge} {end} {late}").choice(["clients", "each", "step"]))
     with large.proxy.hold(edge) as held:
         killed = large.kill(large.victim)
         second = getattr(held.wait(1)[0], end)
-        if second == large.victim:  # the one who came in its place
+        if second == large.victim:  # the process that replaced it
             assert soon(lambda: large.is_replaced(killed))
         killed |= {second: large.cluster.pids[second]}
         large.cluster.signal(second, signal.SIGKILL)
@@ -310,7 +320,7 @@ def test_a_second_server_killed_while_the_others_come_level_costs_nothing(
     large.check()
 
 
-# ---------------------------------------------------------------- at once
+# ---------------------------------------------------------------- several faults at once
 
 
 WEATHERS = {
@@ -327,14 +337,17 @@ STRIKES = ["nothing", "kill", "kill the coordinator", "kill both", "nap", "sleep
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(40))
 def test_bad_weather_between_all_nodes_and_a_loss_in_it(seed: int, scene: Scene) -> None:
-    """F21, F22, F24 between servers too, with F5, F9, F14 or F15 in the middle of it: a part of F44."""
+    """F21, F22, F24 between servers too, with F5, F9, F14 or F15 at the same time.
+
+    This is a part of F44.
+    """
     draw = Random(seed)
     kind, weather, strike = draw.choice(["clients", "each", "step"]), draw.choice(list(WEATHERS)), draw.choice(STRIKES)
     print(f"{kind}, {weather}, {strike} ({scene.victim})")
     crowd = scene.gather(kind)
     scene.proxy.weather = replace(WEATHERS[weather], most=scene.proxy.struck + WEATHERS[weather].most)
     crowd.until(0, draw.randrange(4, 8))
-    if strike in ("nap", "sleep"):  # the sets shrink without it; it is removed
+    if strike in ("nap", "sleep"):  # replica sets shrink without it (nap); it is removed (sleep)
         scene.cluster.signal(scene.victim, signal.SIGSTOP)
         time.sleep(draw.uniform(2.2, 3.5) if strike == "nap" else draw.uniform(5.5, 7.0))
         scene.cluster.signal(scene.victim, signal.SIGCONT)

@@ -1,7 +1,8 @@
-"""Workers that are killed, put to sleep, slow, wrong or there twice, as real processes (F1-F4, F35-F37).
+"""Worker processes are killed, stopped, slow, wrong or started twice (F1-F4, F35-F37).
 
-The counting model and the checker as in the simulator. Whole training runs with the same faults are in test_training.py;
-here the promises are read off what everybody saw. The proxy is the failpoint: it keeps a message back at the very edge.
+The counting model and the checker are those of the simulator. Whole training runs with the same
+faults are in test_training.py; here the checker reads the histories of all clients. The proxy is
+the failpoint: it holds a message back at the exact moment under test.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from tests.support.quick import QUICK
 from tests.support.sandbox import Den, soon
 
 WORKERS, SLOTS = 3, 45
-THINK = 40  # ms at most for a slot: there is time to do something to who has not done them all
+THINK = 40  # ms at most for a slot: leaves time to hit a worker before its last slot
 MINE = {column: list(range(column, SLOTS, WORKERS)) for column in range(WORKERS)}
 VICTIM = 1
 
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[ProcessCluster]:
-    timing = getattr(request, "param", None)  # of those who wait for a death
+    timing = getattr(request, "param", None)  # of tests that wait until a node is declared dead
     with shoal.local(servers=2, processes=True, transport="tcp", timing=timing) as cluster:
         assert isinstance(cluster, ProcessCluster)
         yield cluster
@@ -63,7 +64,7 @@ def proxy() -> Iterator[FaultyProxy]:
 
 @pytest.fixture
 def gather(cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy, den: Den) -> Callable[..., Crowd]:
-    """A table and three workers at it, who meet the cluster through the proxy."""
+    """Returns a function that creates a table and starts three workers behind the proxy."""
 
     def gather(kind: str, **settings: int) -> Crowd:
         slots = SLOTS if kind != "clients" else SLOTS // WORKERS
@@ -78,7 +79,7 @@ def gather(cluster: ProcessCluster, kv: shoal.KV, proxy: FaultyProxy, den: Den) 
 
 
 def members(kv: shoal.KV) -> dict[str, int]:
-    """Who is here, and in which incarnation."""
+    """Returns the incarnation of each member, by name."""
     kv.tables()
     return {member.name: member.incarnation for member in kv._client.session.view.members}
 
@@ -89,7 +90,7 @@ def members(kv: shoal.KV) -> dict[str, int]:
 @pytest.mark.variants(slow=["each"])
 @pytest.mark.parametrize("kind", ["each", "step"])
 def test_a_worker_killed_between_pushes_is_made_up_for(kind: str, gather: Callable[..., Crowd], kv: shoal.KV) -> None:
-    """F1: another does all its slots once more; those that were counted are not counted again."""
+    """F1: a new process computes all its slots again; counted slots do not count again."""
     crowd = gather(kind)
     crowd.until(VICTIM, Random(kind).randrange(2, 7))
     crowd.kill(VICTIM)
@@ -105,7 +106,10 @@ def test_a_worker_killed_between_pushes_is_made_up_for(kind: str, gather: Callab
 def test_who_was_killed_is_not_waited_for_longer_than_it_takes_to_notice(
     gather: Callable[..., Crowd], kv: shoal.KV
 ) -> None:
-    """F1: nobody takes its place; the others wait at the bound until it is taken for dead, then go on to their end."""
+    """F1: the others wait at the bound until it is declared dead, then run to their end.
+
+    No process takes its place meanwhile.
+    """
     crowd = gather("each")
     crowd.until(VICTIM, 3)
     crowd.kill(VICTIM)
@@ -121,7 +125,10 @@ def test_who_was_killed_is_not_waited_for_longer_than_it_takes_to_notice(
 def test_a_worker_killed_after_it_sent_and_before_it_heard_is_counted_once(
     edge: str, kind: str, gather: Callable[..., Crowd], kv: shoal.KV, proxy: FaultyProxy
 ) -> None:
-    """F2: its push is still on its way, or counted and the answer is. What was on its way comes after its successor."""
+    """F2: its push is in transit, or is counted and the response is in transit.
+
+    A push in transit arrives after the successor has joined.
+    """
     crowd, victim = gather(kind), f"worker-{VICTIM}"
     crowd.until(VICTIM, 2)
     held = proxy.hold(edge, **({"sender": victim} if edge == "push" else {"to": victim}))
@@ -129,7 +136,7 @@ def test_a_worker_killed_after_it_sent_and_before_it_heard_is_counted_once(
     crowd.kill(VICTIM)
     crowd.start(VICTIM, MINE[VICTIM])
     if edge == "counted":
-        held.discard()  # nobody is left to hear it
+        held.discard()  # its receiver is dead
     else:
         assert soon(lambda: proxy.seen[victim, "coordinator", "hello"] > 1)
         held.release()
@@ -157,7 +164,8 @@ def test_a_worker_asleep_for_too_long_is_fenced_when_it_wakes_and_joins_again(
 
     try:
         assert soon(is_gone)
-        # It was still there when the look before began; servers may have heard a moment earlier than we.
+        # It was still a member when the previous look began. Servers may learn of the removal a
+        # moment earlier than this process.
         crowd.note("removed", VICTIM, at=looks[-2] - SECOND // 10)
         for column in set(MINE) - {VICTIM}:  # they go on without it
             crowd.until(column, len(MINE[column]))
@@ -165,12 +173,13 @@ def test_a_worker_asleep_for_too_long_is_fenced_when_it_wakes_and_joins_again(
         crowd.signal(VICTIM, signal.SIGCONT)
     crowd.finish()
     incarnations = {one.incarnation for one in crowd.history(VICTIM) if hasattr(one, "incarnation")} - {0}
-    assert len(incarnations) == 2 and min(incarnations) == before  # whether it slept over a push or between two
+    # This holds whether it was stopped during a push or between two pushes.
+    assert len(incarnations) == 2 and min(incarnations) == before
     assert crowd.violations(kv) == []
 
 
 class Drowsy(threading.Thread):
-    """Lets a process run for a little while in each stretch of time."""
+    """Lets a process run for a share of each period only."""
 
     def __init__(self, process: subprocess.Popen[str], share: float) -> None:
         super().__init__(name="drowsy", daemon=True)
@@ -193,16 +202,16 @@ class Drowsy(threading.Thread):
 def test_a_slow_worker_holds_the_others_at_the_bound_and_they_are_told_for_whom_they_wait(
     cluster: ProcessCluster, gather: Callable[..., Crowd], kv: shoal.KV
 ) -> None:
-    """F4: it runs a tenth of the time, and is never taken for dead."""
+    """F4: it runs a tenth of the time, and is never declared dead."""
     crowd, slow = gather("each"), f"worker-{VICTIM}"
     drowsy = Drowsy(crowd.processes[VICTIM], 0.1)
-    drowsy.start()  # from the first step on: there are some left when the witness is here
+    drowsy.start()  # from the first step on, so that steps are left for the witness
     crowd.until(VICTIM, 2)
     before = members(kv)[slow]
     told: set[str] = set()
     with cluster.worker("witness") as witness:
         witness.pull(TABLE, [SLOTS]).result(PATIENCE)
-        while witness.clock < 10:  # a worker like the others, who looks at what it waits for
+        while witness.clock < 10:  # a worker like the others, which records what it waits for
             witness.push(TABLE, (), ()).result(PATIENCE)
             pull = witness.pull(TABLE, [SLOTS])
             assert soon(lambda pull=pull: pull.done or pull.waits_for)
@@ -226,7 +235,7 @@ def no_number(passing: MessageInTransit) -> Frames:
 
 
 def wrong_shape(passing: MessageInTransit) -> Frames:
-    """Double precision, a row short, a key past the end, keys out of order, no values at all."""
+    """Makes it float64, a row short, a key past the end, keys out of order, or no values."""
     header, *arrays = passing.frames
     keys, values = np.frombuffer(arrays[0], np.uint64), np.frombuffer(arrays[-1], np.float32)
     wrong = [
@@ -245,14 +254,17 @@ def wrong_shape(passing: MessageInTransit) -> Frames:
 def test_what_one_worker_pushes_wrongly_is_refused_and_harms_nobody(
     change: Callable[[MessageInTransit], Frames], gather: Callable[..., Crowd], kv: shoal.KV, proxy: FaultyProxy
 ) -> None:
-    """F35, F36: every seventh push of one worker is nonsense when it arrives. It is told, and does it again."""
+    """F35, F36: every seventh push of one worker arrives invalid, and is refused.
+
+    The worker gets the error, and pushes again.
+    """
     wrong = f"worker-{VICTIM}"
     proxy.weather = LinkFaults(alter=0.15, change=change, only=lambda one: (one.sender, one.kind) == (wrong, "push"))
     crowd = gather("clients")
     crowd.finish()
     assert proxy.counts["altered"] > 0
     refused = [line for line in crowd.ended if "BadValues" in line or "BadKeys" in line]
-    assert len(refused) == len(crowd.ended)  # nobody was harmed in another way
+    assert len(refused) == len(crowd.ended)  # there was no other error
     assert all(line.startswith(wrong) for line in refused)
     stats = kv.stats(TABLE)
     assert stats.get("refused", 0) + proxy.seen["server-0", wrong, "no"] + proxy.seen["server-1", wrong, "no"] > 0
@@ -265,7 +277,10 @@ def test_what_one_worker_pushes_wrongly_is_refused_and_harms_nobody(
 def test_of_two_clients_of_one_name_the_first_is_told_and_goes_on_when_the_other_is_gone(
     cluster: ProcessCluster, kv: shoal.KV
 ) -> None:
-    """F37: it is fenced where it stands, refused with the reason while the other one lives, and let in again afterwards."""
+    """F37: the first is fenced at once, and joins again when the other one is gone.
+
+    While the other one lives it is refused, with the reason.
+    """
     kv.create("w", shoal.Dense(rows=1))
     with shoal.connect(cluster.address, name="twin") as first:
         first.push("w", [0], [1.0]).result(PATIENCE)
@@ -277,7 +292,7 @@ def test_of_two_clients_of_one_name_the_first_is_told_and_goes_on_when_the_other
                     first.push("w", [0], [100.0]).result(PATIENCE)
                 told.append(caught.value)
             assert "another process has taken the name 'twin', and is alive" in str(told[-1])
-            for _ in range(20):  # the one that came last has the name, whatever the other says
+            for _ in range(20):  # the last to join has the name, whatever the first sends
                 second.push("w", [0], [1.0]).result(PATIENCE)
         assert soon(lambda: _pushes(first))
     assert list(kv.pull("w", [0]).result(PATIENCE)) == [1.0 + 21.0 + 1.0]
@@ -295,7 +310,10 @@ def _pushes(kv: shoal.KV) -> bool:
 def test_two_processes_of_one_name_are_never_both_counted_for_one(
     gather: Callable[..., Crowd], kv: shoal.KV, cluster: ProcessCluster
 ) -> None:
-    """F37: the second takes over; the first is fenced when its connections are back, and goes on as a third."""
+    """F37: the second takes over, and the first is fenced when it has reconnected.
+
+    The first then goes on as a third incarnation.
+    """
     crowd, name = gather("clients"), f"worker-{VICTIM}"
     crowd.until(VICTIM, 2)
     before = members(kv)[name]

@@ -1,7 +1,8 @@
-"""One process forks all others: whoever of them ends, and however, nothing is left and everybody is told (F43, F1).
+"""One process forks all others; when any of them ends nothing is left behind (F43, F1).
 
-The moments are not guessed: a module that the operator named says, by a file, that it is being imported by the forkserver or
-that a child was just forked, and holds things up there while the parent is killed.
+All others learn of it. The moments are not guessed: a module that the operator named creates a file
+when the forkserver imports it, or when a child was just forked, and blocks there while the parent
+is killed.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ MODULES = {
 
 
 class Nest(Den):
-    """A den with modules of its own, which say by the marker how far they have come."""
+    """A den with modules of its own, which create the marker file when they run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ def start(place: str = "ipc", *modules: str, servers: int = 2) -> ProcessCluster
 
 
 def forkserver_of(cluster: ProcessCluster) -> int:
-    """The parent of all servers, which is a child of ours."""
+    """Returns the parent of all servers, which is a child of this process."""
     (forkserver,) = {psutil.Process(pid).ppid() for pid in cluster.pids.values()}
     assert psutil.Process(forkserver).ppid() == os.getpid()
     return int(forkserver)
@@ -108,7 +109,7 @@ def forkserver_of(cluster: ProcessCluster) -> int:
 
 @dataclass
 class Told:
-    """What ``on_ended`` was told."""
+    """Records what ``on_ended`` was called with."""
 
     endings: dict[str, str] = field(default_factory=dict)
 
@@ -302,7 +303,7 @@ def test_a_server_that_cannot_listen_did_not_start() -> None:
         in_the_way.rmdir()
         assert set(cluster.pids) == {"coordinator", "server-0"}
         assert cluster.fork("ann", "server", {}) == cluster.pids["ann"]
-        assert told.endings == {}  # whoever asked was told
+        assert told.endings == {}  # the caller got the error
 
 
 @pytest.mark.variants(slow=["tcp"])
@@ -321,7 +322,7 @@ def test_who_is_told_of_an_end_may_fail_but_not_fork(
     cluster.on_ended = fork_again
     for name in ("server-0", "server-1"):
         cluster.signal(name, signal.SIGKILL)
-    assert soon(lambda: len(refused) == 2)  # of the second, too
+    assert soon(lambda: len(refused) == 2)  # for the second one, too
     assert all(isinstance(error, Invalid) and "fork from another" in str(error) for error in refused)
     assert cluster.fork("server-0", "server", {}) == cluster.pids["server-0"]
     assert "in on_ended of server-1" in capfd.readouterr().err
@@ -331,7 +332,7 @@ def _servers(cluster: ProcessCluster) -> set[str]:
     return {member.name for member in cluster.look().members if member.role == "server"}
 
 
-# ---------------------------------------------------------------- what a fork leaves behind, and what it does not inherit
+# ---------------------------------------------------------------- what a fork leaves and inherits
 
 
 def descriptors(pid: int) -> int:
@@ -339,7 +340,7 @@ def descriptors(pid: int) -> int:
 
 
 def pipes(pid: int) -> set[str]:
-    """The pipes that a process has, other than standard input, output and error."""
+    """Returns the pipes of a process, other than standard input, output and error."""
     folder = Path(f"/proc/{pid}/fd")
     links = (os.readlink(one) for one in folder.iterdir() if int(one.name) > 2)
     return {link for link in links if link.startswith("pipe:")}
@@ -375,14 +376,13 @@ def test_a_forkserver_has_one_thread_and_no_socket_and_its_children_get_nothing_
             assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
             assert os.readlink(f"/proc/{pid}/fd/1") == os.readlink(f"/proc/{pid}/fd/2")
             assert signal.SIGCHLD not in handled(pid)
-            shared = (
-                3 if name == "coordinator" else 2
-            )  # the orders, to see a hang-up, the reports, and what is handed on
+            # The orders (to see a hang-up), the reports, and what is passed on to the coordinator.
+            shared = 3 if name == "coordinator" else 2
             assert len(pipes(pid) & pipes(forkserver)) == shared
 
 
 def handled(pid: int) -> set[int]:
-    """The signals for which a process has a handler."""
+    """Returns the signals for which a process has a handler."""
     status = Path(f"/proc/{pid}/status").read_text()
     mask = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")), 16)
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
@@ -408,7 +408,7 @@ def test_two_clusters_side_by_side_share_nothing(place: str) -> None:
         assert told.endings == {}
 
 
-# ---------------------------------------------------------------- modules, names, and what cannot be
+# ---------------------------------------------------------------- modules, names, invalid requests
 
 
 @pytest.fixture
@@ -434,7 +434,7 @@ def test_a_module_that_cannot_be_used_is_refused_and_nothing_is_left(
     with pytest.raises(Invalid, match=reason):
         start("ipc", module)
     assert os.listdir(importable.folder) == []
-    assert module not in sys.modules  # the forkserver imports it, not we
+    assert module not in sys.modules  # only the forkserver imports it
     assert ("ZeroDivisionError" in capfd.readouterr().err) == (module == "is_wrong")
 
 

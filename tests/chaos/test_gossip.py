@@ -1,4 +1,7 @@
-"""Workers that gossip are killed, stopped and cut off in the middle of whatever they do: the others go on, every slot counts once."""
+"""Gossip workers are killed, stopped and cut off at any moment: the others go on.
+
+Every slot counts once.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ BASE: dict[str, Any] = {
     "stop": {"epochs": 20},
     "workers": 4,
 }
-SLOWLY = {"emulate.per_example": 5e-5}  # or it is over before the last is killed
+SLOWLY = {"emulate.per_example": 5e-5}  # else the run ends before the last one is killed
 KILLED = "its process ended (killed by signal 9)"
 
 
@@ -60,7 +63,10 @@ def check(run: Watched) -> None:
 
 
 def kills(count: int, seed: int) -> Meanwhile:
-    """One worker after another, at moments of chance: in the middle of a round, of a meeting, of showing its model."""
+    """Kills one worker after another at random moments.
+
+    It may be in the middle of a round, of a meeting, or of showing its model.
+    """
 
     def one_after_another(training: RunHandle) -> None:
         draw = random.Random(seed)
@@ -81,7 +87,10 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 8)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("topology", "mode"), [("ring", "sync"), ("complete", "async"), ("one-way", "sync")])
 def test_workers_are_killed_at_any_moment_and_every_slot_counts_once(topology: str, mode: str, seed: int) -> None:
-    """F40: also in the middle of an exchange. What is left of the graph may be in pieces, and goes on."""
+    """F40: workers are killed in the middle of an exchange, too.
+
+    What is left of the graph may be disconnected, and goes on.
+    """
     given = {"strategy.topology": topology, "strategy.mode": mode, "strategy.allow_disconnected": True, "workers": 5}
     run = watch(job_of({**given, **SLOWLY}), kills(3, seed))
     check(run)
@@ -110,7 +119,7 @@ def test_a_hub_that_is_killed_leaves_pieces_which_is_told_with_their_names() -> 
     linked = run.all(Linked)[-1]
     assert (linked.why, linked.gap, linked.rounds, linked.parts) == ("worker-0 is gone", 0.0, None, [[1], [2], [3]])
     distances = [event.spread["distance"] for event in run.all(Evaluated)]
-    assert distances[-1] > max(distances[:2])  # nobody agrees with anybody any more
+    assert distances[-1] > max(distances[:2])  # the models drift apart
 
 
 @pytest.mark.slow
@@ -140,7 +149,8 @@ def test_what_was_learned_since_all_rested_last_is_not_counted_when_all_have_die
     def in_the_middle_of_a_leg(training: RunHandle) -> None:
         assert isinstance(training, GossipRun)
         reach(training, 0.3)
-        while not 8 <= training._controller.counted[0] < 24 and not training.tracker.why:  # of about 60
+        # A leg has about 60 slots.
+        while not 8 <= training._controller.counted[0] < 24 and not training.tracker.why:
             time.sleep(0.002)
         for name in training.workers:
             kill(training, name)
@@ -174,7 +184,7 @@ def test_a_worker_that_is_stopped_and_holds_up_the_others_is_killed_and_that_is_
 
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_when_it_is_done_is_killed_too() -> None:
-    """Where workers meet two at a time one that is done still has to answer, and to show its model."""
+    """Where workers meet in pairs, one that is done still has to answer and show its model."""
     caught = False
 
     def stop(training: RunHandle) -> None:
@@ -256,8 +266,7 @@ def test_nothing_is_left_of_a_run_that_is_ended(den: Den, number: int) -> None:
     assert len(den.alive()) == 4  # the process itself, the forkserver, two workers
     os.kill(child.pid, number)
     child.communicate(timeout=60)
-    kept = [
-        name for name in os.listdir(den.folder) if "-interrupted-" in name
-    ]  # what was learned: the one thing that stays
+    # What was learned is the one thing that stays.
+    kept = [name for name in os.listdir(den.folder) if "-interrupted-" in name]
     assert len(kept) == (number == signal.SIGINT)
     assert soon(lambda: den.left() == kept), den.left()

@@ -1,4 +1,7 @@
-"""Hogwild's workers are killed, stopped and sent away: the others go on, every slot counts once, nothing is left of the memory."""
+"""Hogwild's workers are killed, stopped and drained: the others go on.
+
+Every slot counts once, and no shared memory is left.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +47,17 @@ def job_of(given: dict[str, Any] | None = None, **changes: Any) -> Job:
 
 
 def held() -> list[str]:
-    """What this process has of any shared memory: maps, descriptors, processes; and what lies where others could see it."""
+    """Returns what this process has of shared memory: maps, descriptors, processes.
+
+    Files where others could see them are included.
+    """
     gc.collect()
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:shoal" in line]
     links = []
     for one in os.listdir("/proc/self/fd"):
         try:
             links.append(os.readlink(f"/proc/self/fd/{one}"))
-        except FileNotFoundError:  # the one that listed them
+        except FileNotFoundError:  # the descriptor that listed them
             continue
     children = [f"process {pid}" for pid in offspring()]
     places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
@@ -76,16 +82,17 @@ def check(run: Watched) -> None:
     run.check_counted_once()
     assert run.outcome.examples == run.job.stop.passes * ROWS
     assert np.isfinite(run.weights).all() and np.isfinite(run.losses).all()
-    assert min(run.losses) < run.losses[0] - 0.1  # in the end it knows its few rows by heart
+    assert min(run.losses) < run.losses[0] - 0.1  # in the end it overfits its few rows
 
 
 def kills(count: int, seed: int = 0) -> Meanwhile:
-    """One worker after another, each time a new one in its place."""
+    """Kills one worker after another; each time a new one takes its place."""
 
     def one_after_another(training: RunHandle) -> None:
         draw = random.Random(seed)
         for number in range(count):
-            reach(training, (number + 1) / (2 * count))  # one that is killed when all is done counts as lost to nobody
+            # A worker that is killed when all is done does not count as lost.
+            reach(training, (number + 1) / (2 * count))
             assert soon(lambda: len(training.pids) > 1)
             name = draw.choice(sorted(training.pids))
             kill(training, name)
@@ -101,7 +108,7 @@ LATER = [pytest.param(way, marks=pytest.mark.soak) for way in ("batched", "hot_c
 @pytest.mark.variants(slow=["locked"])
 @pytest.mark.parametrize("way", ["example", "locked", *LATER])
 def test_workers_are_killed_in_a_loop_and_every_slot_counts_once(way: str) -> None:
-    slowly = {"emulate.per_example": 2e-5}  # else it may be over before they are
+    slowly = {"emulate.per_example": 2e-5}  # else the run may end before they are killed
     run = watch(job_of(slowly, strategy__way=way), kills(6))
     check(run)
     lost = run.all(Gone)
@@ -139,7 +146,7 @@ class Net(nn.Module):
 
 @pytest.mark.slow
 def test_the_slot_that_a_killed_worker_of_a_module_had_is_dealt_again(tmp_path: Path) -> None:
-    """Almost all of the time it is in the middle of one."""
+    """A worker is in the middle of a slot almost all of the time."""
     pytest.importorskip("torch")
     draw = np.random.default_rng(0)
     x = draw.normal(size=(400, 16)).astype(np.float32)
@@ -194,7 +201,7 @@ def test_a_run_whose_workers_are_all_killed_fails_with_what_was_judged_and_can_b
 def test_a_worker_that_is_stopped_and_holds_up_the_others_is_killed_and_that_is_told(
     way: str,
 ) -> None:
-    """It may have the lock, or a slot: either way the others go on."""
+    """The stopped worker may have the lock or a slot; either way the others go on."""
 
     def stop(training: RunHandle) -> None:
         reach(training, 0.3)
@@ -273,8 +280,7 @@ def test_nothing_is_left_of_a_run_that_is_ended(den: Den, number: int) -> None:
     assert len(den.alive()) == 4  # the process itself, the forkserver, two workers
     os.kill(child.pid, number)
     child.communicate(timeout=60)
-    kept = [
-        name for name in os.listdir(den.folder) if "-interrupted-" in name
-    ]  # what was learned: the one thing that stays
+    # What was learned is the one thing that stays.
+    kept = [name for name in os.listdir(den.folder) if "-interrupted-" in name]
     assert len(kept) == (number == signal.SIGINT)
     assert soon(lambda: den.left() == kept), den.left()

@@ -1,4 +1,7 @@
-"""A server that may have no more memory is killed by the kernel, as any other is killed (F33, F5); and that is said."""
+"""The kernel kills a server that reached its memory limit (F33, F5).
+
+It is replaced like any killed server, and the reason is reported.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ from shoal.launch.processes import ProcessCluster
 from tests.support import PATIENCE
 from tests.support.sandbox import soon
 
-_OLD, _NEW = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")  # first and second version
+_OLD, _NEW = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")  # cgroups v1 and v2
 LIMIT = 64 * limits.MB
 
 
 class Cage:
-    """A group of processes that together may have so much memory, from now on."""
+    """Limits the memory that a group of processes may take together from now on."""
 
     def __init__(self, most: int) -> None:
         new = (_NEW / "cgroup.controllers").exists()
         self._folder = (_NEW if new else _OLD) / f"shoal-{os.getpid()}"
         self._folder.mkdir()
         (self._folder / ("memory.max" if new else "memory.limit_in_bytes")).write_text(str(most))
-        for swap in ("memory.swap.max", "memory.memsw.limit_in_bytes"):  # if it is counted at all
+        for swap in ("memory.swap.max", "memory.memsw.limit_in_bytes"):  # where swap is counted
             with contextlib.suppress(OSError):
                 (self._folder / swap).write_text("0" if new else str(most))
 
@@ -38,7 +41,7 @@ class Cage:
 
     def remove(self) -> None:
         def gone() -> bool:
-            with contextlib.suppress(OSError):  # a process that was killed is in it until it is buried
+            with contextlib.suppress(OSError):  # a killed process is in it until it is reaped
                 self._folder.rmdir()
             return not self._folder.exists()
 
@@ -59,7 +62,7 @@ def cage() -> Iterator[Cage]:
 
 @pytest.mark.soak
 def test_a_server_whose_memory_ran_out_is_made_up_for_and_the_reason_is_said(cage: Cage) -> None:
-    """F33: the segments of the other servers' copies go on; what was acknowledged is there."""
+    """F33: backups on other servers take over, with every acknowledged push."""
     endings: dict[str, str] = {}
     with shoal.local(servers=3, copies=2, processes=True) as cluster, cluster.client() as kv:
         assert isinstance(cluster, ProcessCluster)
@@ -75,7 +78,7 @@ def test_a_server_whose_memory_ran_out_is_made_up_for_and_the_reason_is_said(cag
         assert soon(lambda: "server-0" in endings)
         print(f"after {pushed} pushes: {endings['server-0']}")
         assert endings["server-0"].startswith("its process ended (killed by signal 9; the kernel has killed a process")
-        assert soon(lambda: cluster.pids.get("server-0", before) != before)  # another one is there
+        assert soon(lambda: cluster.pids.get("server-0", before) != before)  # it was restarted
         first = kv.pull("w", np.arange(0, pushed * rows, rows)).result(PATIENCE)
         assert (first == 1.0).all()
 
@@ -88,6 +91,6 @@ def test_a_kill_is_put_down_to_want_of_memory_only_when_the_kernel_has_counted_o
     counts.write_text("oom_kill_other 9\noom_kill 4\n")
     assert endings.how(-15) == "killed by signal 15"
     assert "for lack of memory" in endings.how(-9)
-    assert endings.how(-9) == "killed by signal 9"  # said once
+    assert endings.how(-9) == "killed by signal 9"  # reported once
     assert endings.how(3) == "exit code 3"
     assert ExitReasons(tmp_path / "none").how(-9) == "killed by signal 9"

@@ -1,4 +1,4 @@
-"""Ranks of mpirun that are killed: the others shrink and go on, or all end and nothing is left."""
+"""Ranks of mpirun are killed: the others go on as a smaller group, or all end cleanly."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def test_without_rank_0_or_mpirun_all_end_and_nothing_is_left(victim: str) -> No
 
     run = watch(job(stop__epochs=1_000), break_it)
     assert run.outcome.failed and "--resume" in run.outcome.why
-    assert run.outcome.judged is not None and run.outcome.judged.loss == min(run.losses)  # what was evaluated best
+    # The best model that was evaluated.
+    assert run.outcome.judged is not None and run.outcome.judged.loss == min(run.losses)
     assert ("worker-0" if victim == "rank 0" else "mpirun ended (killed by signal 9)") in run.outcome.why
     assert soon(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     assert not folders[0].exists()

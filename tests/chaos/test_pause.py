@@ -1,7 +1,9 @@
-"""A pause of the whole program: everybody is stopped for much longer than silence is forgiven, and the run goes on as if nothing had been.
+"""All processes are stopped for much longer than the allowed silence, and the run goes on.
 
-Ctrl-Z, a laptop's lid, a machine that is moved. Whoever looks at the clock sees that it slept itself, and blames nobody for what it did not
-hear. (A suspended laptop is easier still: CLOCK_MONOTONIC, by which everything here goes, does not count that time.)
+It goes on as if nothing had happened. The cause may be Ctrl-Z, a laptop's lid, or a machine that is
+moved. A process that looks at the clock sees that it was stopped itself, and blames no other for
+the messages that it did not receive. (A suspended laptop is easier still: CLOCK_MONOTONIC, which is
+used everywhere here, does not count that time.)
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from shoal.events import Evaluated, Gone, RolledBack, read_run
 from shoal.run.finished import Run
 from tests.support.sandbox import Den, soon
 
-PAUSE = 5.0  # seconds: twice as long as silence is forgiven here
+PAUSE = 5.0  # seconds: twice the silence that is allowed here
 SLOW: dict[str, Any] = {
     "data.rows": 2_000,
     "data.features": 1_000,
@@ -31,7 +33,7 @@ SLOW: dict[str, Any] = {
 
 
 def begun(den: Den, *more: str) -> tuple[Any, Path]:
-    """A run of several processes that is well under way."""
+    """Starts a run of several processes, and waits until it is well under way."""
     out = den.folder / "run"
     settings = [word for name, value in SLOW.items() for word in ("--set", f"{name}={value}")]
     child = den.start("-m", "shoal", "train", "rcv1-like", "--workers", "2", *settings, *more, "--out", str(out))
@@ -73,7 +75,7 @@ STRATEGIES = [
 @pytest.mark.parametrize("words", STRATEGIES, ids=lambda words: f"{words[0]}{'-threads' if 'threads' in words else ''}")
 def test_a_pause_of_everybody_costs_nobody(words: tuple[str, ...], den: Den, cache: Path) -> None:
     child, out = begun(den, "--strategy", *words, "--epochs", "3")
-    lost = len(losses(out))  # a machine that is too busy at the start is another matter
+    lost = len(losses(out))  # losses at the start, on a busy machine, do not count here
     everybody = den.alive()
     send(everybody, signal.SIGSTOP)
     time.sleep(PAUSE)

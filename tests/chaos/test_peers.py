@@ -1,6 +1,7 @@
-"""Peers come, leave, are stopped and are killed while all of them learn: those that live end with the same weights, every slot counts once.
+"""Peers join, leave, are stopped and are killed while all of them learn.
 
-Real processes over real sockets. What each peer has at the end is copied from it before it goes, and compared.
+Those that live end with the same weights, and every slot counts once. The peers are real processes
+with real sockets. The weights of each peer are copied at the end, before it exits, and compared.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ def left() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    before = set(left())  # what is somebody else's is not held against this test
+    before = set(left())  # what others left does not count against this test
     yield
     assert soon(lambda: set(left()) <= before, 10), set(left()) - before
 
 
 class Seen:
-    """The run that was watched, to ask what its peers had at the end."""
+    """Keeps the run that is watched, and the weights of its peers at the end."""
 
     training: PeerRun
 
@@ -91,7 +92,7 @@ class Seen:
                     self.final[peer.name] = flat.reshape(learner.keys, -1)[:, : learner.width]
 
     def spread(self) -> float:
-        """How far any weight of any peer is from that of another, in units of the largest weight."""
+        """Returns how far apart a weight of two peers is at most, over the largest weight."""
         found = list(self.final.values())
         assert found, "nobody said what it has"
         largest = max(float(np.abs(one).max()) for one in found)
@@ -115,7 +116,7 @@ def lead_of(training: PeerRun) -> str:
 
 
 def is_here(training: PeerRun, name: str) -> bool:
-    """The others know it; it may still wait for the model."""
+    """Returns whether the others know this peer; it may still wait for the model."""
     return name in training.events.living
 
 
@@ -130,7 +131,10 @@ def all_have_models(training: PeerRun) -> bool:
 
 
 def disturb(seed: int, log: list[str]) -> Callable[[PeerRun], None]:
-    """Joins, departures and kills at moments of chance, the one that leads among them; two at least stay."""
+    """Lets peers join, leave and be killed at random moments, also the one that leads.
+
+    At least two stay.
+    """
 
     def act(training: PeerRun) -> None:
         draw = random.Random(seed)
@@ -148,14 +152,15 @@ def disturb(seed: int, log: list[str]) -> Callable[[PeerRun], None]:
                 log.append(f"{at:.2f} leave {name}")
             elif what == "join and kill":
                 name = training.add_worker()
-                time.sleep(draw.uniform(0, 0.2))  # anywhere in its coming
+                time.sleep(draw.uniform(0, 0.2))  # at any moment while it joins
                 os.kill(training.pids[name], signal.SIGKILL)
                 log.append(f"{at:.2f} join and kill {name}")
             else:
                 name = lead_of(training) if "lead" in what else draw.choice(here)
                 if what == "kill a donor":
                     log.append(f"{at:.2f} join {training.add_worker()}")
-                with contextlib.suppress(KeyError, ProcessLookupError):  # it may have left meanwhile
+                # It may have left meanwhile.
+                with contextlib.suppress(KeyError, ProcessLookupError):
                     os.kill(training.pids[name], signal.SIGKILL)
                     log.append(f"{at:.2f} {what}: {name}")
 
@@ -343,7 +348,8 @@ def test_a_run_that_is_interrupted_is_kept_though_it_never_was_before(tmp_path: 
 def test_a_step_that_is_far_too_large_ends_the_run_and_says_what_to_do() -> None:
     run = watch(job_of(model="squared", update={"rule": "sgd", "step": 1e30}, emulate__per_example=0.0))
     assert run.outcome.failed and "take a smaller step" in run.outcome.why
-    judged = run.outcome.judged  # the last that was finite, if all was not over before its weights were copied
+    # The last finite evaluation; None if the run ended before its weights were copied.
+    judged = run.outcome.judged
     assert judged is None or np.isfinite(judged.loss)
 
 
@@ -358,7 +364,7 @@ def command(den: Den, name: str, *arguments: str) -> Program:
 
 
 def begin(den: Den, **changes: Any) -> tuple[Program, str]:
-    """A run of another program, and its folder."""
+    """Starts a run in another program; returns that program and the run's folder."""
     job, folder = den.folder / "job.toml", den.folder / "run"
     job.write_text(job_of(**changes).toml())
     caller = command(den, "train", str(job), "--out", str(folder))
@@ -368,7 +374,7 @@ def begin(den: Den, **changes: Any) -> tuple[Program, str]:
 
 
 def until_said(program: Program, what: str) -> str:
-    """The line in which it says so."""
+    """Reads what the program says, and returns the first line that contains ``what``."""
     assert program.stderr is not None
     lines = []
     for line in program.stderr:
@@ -385,7 +391,7 @@ def test_a_peer_joins_by_one_address_and_goes_on_alone_when_all_others_are_kille
     joined = command(den, "join", folder, "--out", str(kept))
     address = until_said(joined, "this is worker-2, at ").split()[4].rstrip(":")
     until_said(joined, "evaluation")
-    caller.kill()  # and with it its peers
+    caller.kill()  # its peers end with it
     until_said(joined, "worker-2 leads: that is this one")
     out, err = command(den, "status", address).communicate(timeout=60)
     assert "1 peer," in out and "worker-2" in out, err
@@ -406,7 +412,8 @@ def test_a_peer_joins_by_one_address_and_goes_on_alone_when_all_others_are_kille
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_in_order_and_a_peer_may_be_asked_to_leave(den: Den) -> None:
-    caller, folder = begin(den, workers=2, stop__epochs=500)  # it is there as long as it is looked at
+    # It lasts longer than this test looks at it.
+    caller, folder = begin(den, workers=2, stop__epochs=500)
     joined = command(den, "join", folder)
     until_said(joined, "evaluation")
     out, err = command(den, "status", folder).communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""Runs that are killed whole, in the middle, and taken up again from their folder: F8, F30, F31, F43."""
+"""Whole runs are killed, and resumed from their folder (F8, F30, F31, F43)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ JOB = {
 
 @pytest.fixture(scope="module")
 def calm(cache: Path) -> dict[str, Run]:
-    """Runs that nothing happened to, by strategy."""
+    """Returns a run without faults for each strategy."""
     return {name: shoal.train(settings={**settings(name), "launch.how": "threads"}, **source()) for name in STRATEGIES}
 
 
@@ -66,7 +66,10 @@ def saved(run: Path) -> int:
 
 
 def killed(den: Den, run: Path, checkpoints: int, *arguments: str) -> None:
-    """Train until so many checkpoints more are on disk; then kill -9 everything, the top process first."""
+    """Trains until so many more checkpoints are on disk, then kills every process (-9).
+
+    The top process is killed first.
+    """
     before = saved(run)
     process = den.start("-m", "shoal", "train", *arguments)
     reached = soon(lambda: saved(run) >= before + checkpoints or process.poll() is not None)
@@ -89,7 +92,7 @@ def resumed(den: Den, run: Path, *arguments: str, code: int = 0) -> tuple[str, s
 
 
 def check_whole(run: Run, clean: Run) -> None:
-    """Every slot is in the model once: that follows from the figures."""
+    """Checks the figures, from which follows that every slot is in the model once."""
     assert run.summary["steps"] == clean.summary["steps"] and run.summary["examples"] == clean.summary["examples"]
     assert not run.summary["failed"] and run.summary["stopped_because"] == clean.summary["stopped_because"]
 
@@ -115,7 +118,7 @@ def test_a_synchronous_run_that_was_killed_and_taken_up_is_the_same_bit_for_bit(
     told = [event for event in again.events if isinstance(event, Resumed)]
     assert len(told) == 2 and all(event.checkpoint is not None and event.steps > 0 for event in told)
     seconds = [event.seconds for event in again.events if isinstance(event, Started | Resumed | Evaluated)]
-    assert seconds == sorted(seconds)  # time is never taken back
+    assert seconds == sorted(seconds)  # times never go back
 
 
 @pytest.mark.slow
@@ -185,14 +188,15 @@ def test_an_interrupted_run_goes_on_from_where_it_was_interrupted(
     again, clean = Run.load(run), calm["sync"]
     check_whole(again, clean)
     (told,) = (event for event in again.events if isinstance(event, Resumed))
-    assert told.steps > 0 and interrupted["steps"] - told.steps <= 60  # what was dealt when it was interrupted
+    # The difference is at most what was dealt when it was interrupted.
+    assert told.steps > 0 and interrupted["steps"] - told.steps <= 60
     assert again.model is not None and clean.model is not None
     np.testing.assert_array_equal(again.model.table, clean.model.table)
 
 
 @pytest.mark.slow
 def test_the_best_weights_survive(den: Den, tmp_path: Path) -> None:
-    """With patience they are the model of the run, whoever evaluated them."""
+    """With patience they are the model of the run, whichever process evaluated them."""
     run = tmp_path / "run"
     killed(den, run, 2, *flags("sync", stop__patience=50), "--out", str(run))
     assert (run / "best.safetensors").exists()

@@ -1,4 +1,7 @@
-"""Parts of a model that are lost with all their copies (F8): everybody goes back to a checkpoint, and the run goes on."""
+"""Parts of a model are lost with all their copies (F8), and the run rolls back.
+
+All nodes go back to a checkpoint, and the run goes on from there.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def job(strategy: str, **settings: Any) -> Job:
 
 
 def run(job: Job, out: Path, when: Callable[[list[RunEvent]], bool], *names: str) -> tuple[Run, list[RunEvent]]:
-    """A run in which these processes are killed together, once, at that moment."""
+    """Runs a job, and kills these processes together, once, as soon as ``when`` is true."""
     running: list[ServerRun] = []
     heard: list[RunEvent] = []
     killed: list[str] = []

@@ -19,11 +19,13 @@ def test_its_processes_end_with_it(number: signal.Signals) -> None:
         assert process.stderr is not None
         parent = psutil.Process(process.pid)
         try:
-            assert soon(lambda: len(parent.children()) == 3)  # two that simulate, and Python's tracker
+            # Two that simulate, and Python's resource tracker.
+            assert soon(lambda: len(parent.children()) == 3)
             below = parent.children()
         finally:
             process.send_signal(number)
         said = process.stderr.read()
     assert soon(lambda: all(is_gone(one.pid) for one in below))
-    if number != signal.SIGKILL:  # a child that is just being started when its parent is killed complains by itself
+    # A child that is still starting when its parent is killed prints an error of its own.
+    if number != signal.SIGKILL:
         assert "Traceback" not in said

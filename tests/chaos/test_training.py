@@ -1,7 +1,8 @@
-"""Real processes of a training run are killed, stopped, added and drained at seeded moments; it goes on, or says why not.
+"""Processes of a training run are killed, stopped, added and drained at seeded moments.
 
-After every fault: each slot is counted once (by the servers' own books), the model is as good as the serial one, and
-nothing is left behind. That the fault did fire is read off the events.
+The run goes on, or says why it cannot. After every fault each slot is counted once (in the servers'
+own books), the model is as good as the serial one, and nothing is left behind. The events show that
+the fault did fire.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ EPOCHS = 15
 
 
 def job_of(strategy: str, **changes: Any) -> Job:
-    """One that lasts a second or two."""
+    """Returns a job that lasts a second or two."""
     return Candidate(strategy, "processes").job(**{"stop__epochs": EPOCHS, "evaluate__every": 3.0, **changes})
 
 
 def check_all_is_well(run: Watched) -> None:
-    """It ended as if nothing had happened."""
+    """Checks that the run ended as if nothing had happened."""
     assert not run.outcome.failed, run.outcome.why
     run.check_counted_once()
     aim = run.loss_of(serial(run.job, run.dataset))
@@ -92,7 +93,7 @@ def test_many_workers_killed_at_many_moments_are_made_up_for(strategy: str, seed
 
 @contextlib.contextmanager
 def killed_when_it_appears(training: ServerRun, name: str, delay: float) -> Iterator[None]:
-    """Somebody stands by to kill a process so many seconds after it was forked."""
+    """Kills a process ``delay`` seconds after it was forked."""
 
     def strike(training: ServerRun) -> None:
         assert soon(lambda: name in training.pids)
@@ -109,7 +110,8 @@ def killed_when_it_appears(training: ServerRun, name: str, delay: float) -> Iter
     assert beside.error is None, beside.error
 
 
-DELAYS = [0.0, 0.003, 0.01, 0.03]  # seconds: before it says that it runs, before it has joined, before it has asked
+# Seconds: before it reports that it runs, before it has joined, before its first request.
+DELAYS = [0.0, 0.003, 0.01, 0.03]
 
 
 @pytest.mark.slow
@@ -156,7 +158,7 @@ def test_a_run_that_loses_all_its_workers_ends_and_keeps_what_was_learned(tmp_pa
     check_kept(error, tmp_path / "run")
 
 
-# ---------------------------------------------------------------- workers that pause, come and go
+# ---------------------------------------------------------------- workers pause, join and leave
 
 
 @pytest.mark.variants(soak=["sync"])
@@ -169,11 +171,11 @@ def test_a_worker_that_sleeps_too_long_is_replaced_and_comes_back_as_a_new_one(s
         os.kill(pid, signal.SIGSTOP)
         try:
             assert soon(lambda: training.course.counts.get("workers lost") == 1)
-            time.sleep(0.6)  # the others go on without it, and are seen to
+            time.sleep(0.6)  # the others go on without it, and events show that
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    # Some six seconds of work at least: time to be missed, to come back, and to be seen at work.
+    # At least six seconds of work: time to be declared dead, to join again, and to do some work.
     slowly = {"emulate__per_example": 2e-4, "stop__epochs": 30, "evaluate__every": 100.0}
     job = job_of(strategy, **slowly, **AS_SETTINGS)
     run = watch(job, strike)
@@ -211,7 +213,7 @@ def test_workers_come_and_go_while_it_runs(strategy: str) -> None:
 
 
 def fails(job: Job, folder: Path, strike: Meanwhile) -> RunFailed:
-    """Run it, do that to it, and bring back the error in which it ends."""
+    """Runs the job while ``strike`` disturbs it, and returns the error that ends the run."""
     beside: list[BesideRun] = []
 
     def started(training: ServerRun) -> None:
@@ -226,24 +228,24 @@ def fails(job: Job, folder: Path, strike: Meanwhile) -> RunFailed:
 
 
 def check_kept(error: RunFailed, folder: Path) -> None:
-    """What was evaluated last is saved, and says of itself what it is."""
+    """Checks that the last evaluated model is saved, in a folder that says the run failed."""
     assert str(folder) in str(error)
     run = Run.load(folder)
     assert run.summary["failed"] is True
     assert run.summary["stopped_because"] == error.why == run.events[-1].why  # type: ignore[union-attr]
     last = [event for event in run.events if isinstance(event, Evaluated)][-1]
-    # The best that was evaluated, told or not: the evaluator may have been ahead of the news.
+    # The best evaluation, with or without an event: the evaluator may be ahead of the events.
     assert run.summary["test_loss"] <= last.test_loss
     assert run.model is not None
     assert run.model.nonzeros > 0 or last.number == 0
     assert isinstance(run.events[-1], Stopped)
 
 
-# ---------------------------------------------------------------- the end of whoever started it
+# ---------------------------------------------------------------- the end of the parent
 
 
 def start(den: Den, folder: Path, within: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """``shoal train``, for about a minute."""
+    """Starts ``shoal train`` for about a minute."""
     settings = ["data.rows=3000", "data.features=2000", "data.batch=32", "stop.seconds=60", "evaluate.every=2"]
     changes = [word for setting in settings for word in ("--set", setting)]
     return den.start(
@@ -263,7 +265,7 @@ def start(den: Den, folder: Path, within: Sequence[str] = ()) -> subprocess.Pope
 
 
 def is_evaluated(folder: Path, times: int) -> bool:
-    """Whether the run in this folder has evaluated its model so often."""
+    """Returns whether the run in this folder has evaluated its model so often."""
     lines = folder / "events.jsonl"
     return lines.exists() and sum(isinstance(event, Evaluated) for event in read_run(lines)) >= times
 
@@ -274,14 +276,15 @@ def test_nothing_is_left_when_the_parent_is_killed(den: Den, tmp_path: Path, mom
     child = start(den, tmp_path / "run")
     if moment is None:
         assert soon(lambda: is_evaluated(tmp_path / "run", 2))
-        assert len(den.alive()) == 8  # the parent, its forkserver, the coordinator, two servers, three workers
+        # The parent, its forkserver, the coordinator, two servers, three workers.
+        assert len(den.alive()) == 8
     else:
         time.sleep(moment)  # it is still starting
     assert child.poll() is None
     child.kill()
     assert child.wait(PATIENCE) == -signal.SIGKILL
     assert den.is_empty(), den.left()
-    if moment is None:  # what it wrote is whole
+    if moment is None:  # what it wrote is complete
         assert (tmp_path / "run" / "job.toml").exists()
         assert len(read_run(tmp_path / "run" / "events.jsonl")) > 3
 
@@ -298,7 +301,7 @@ def test_an_interrupted_run_saves_what_was_learned_and_leaves_nothing_else(
     folder = tmp_path / "run"
     child = start(den, folder)
     assert soon(lambda: is_evaluated(folder, evaluations))
-    if evaluations == 1:  # the first weights are evaluated: wait until something is learned since
+    if evaluations == 1:  # only the initial weights are evaluated: wait until it has learned
         events = folder / "events.jsonl"
         assert soon(lambda: any(isinstance(one, Progress) and one.steps for one in read_run(events)))
     os.killpg(child.pid, number)
@@ -318,7 +321,7 @@ def test_an_interrupted_run_saves_what_was_learned_and_leaves_nothing_else(
 def test_a_run_that_was_started_to_ignore_hangup_and_ctrl_c_goes_on_and_ends_on_sigterm(
     den: Den, tmp_path: Path
 ) -> None:
-    """`nohup shoal train ... &` in a script."""
+    """A script starts it by `nohup shoal train ... &`."""
     folder = tmp_path / "run"
     child = start(den, folder, within=("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh"))
     assert soon(lambda: is_evaluated(folder, 1))
@@ -344,7 +347,7 @@ def test_an_interrupted_start_leaves_nothing(den: Den, tmp_path: Path) -> None:
 
 
 def test_a_run_whose_forkserver_is_killed_keeps_its_last_figures(tmp_path: Path) -> None:
-    """Nobody is left who could be asked: what the run told last is what is known."""
+    """No process is left to ask, so the figures are those of the last event."""
 
     told = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What every filter has to do, whoever wrote it: one suite over all that are registered, and over all of them together."""
+"""All registered filters, ours and users' own, pass one suite, alone and together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPAN = 500
 
 @filters.filter(least=0.5)
 class loud(Sparsifier):
-    """A user's own: rows of which some value is loud enough."""
+    """A user's own filter: keeps rows with a value of at least ``least``."""
 
     def choose(self, values: Values, seed: int) -> Mask:
         chosen: Mask = np.abs(values).max(axis=1) >= self.settings.least
@@ -32,7 +32,7 @@ class loud(Sparsifier):
 
 @filters.filter(step=0.25)
 class rounded(Quantizer):
-    """A user's own: sixteen bits of a whole number of steps."""
+    """A user's own filter: rounds to whole steps, in sixteen bits."""
 
     item = 2
 
@@ -49,7 +49,7 @@ class rounded(Quantizer):
 
 @filters.filter()
 class halved(Compressor):
-    """A user's own: bytes of which every second one is zero lose it."""
+    """A user's own filter: drops every second byte where all of these are zero."""
 
     def press(self, data: Bytes, item: int) -> Bytes | None:
         return None if len(data) % 2 or data[1::2].any() else np.ascontiguousarray(data[::2])
@@ -68,7 +68,8 @@ OURS = [
 ]  # fmt: skip
 EACH: list[list[Filter]] = [[one] for one in [*OURS, loud(), rounded(step=0.125), halved()]]
 TOGETHER = [
-    [shoal.Zstd(), shoal.DeltaKeys(), shoal.Int8(), shoal.Significant(0.5)],  # named in another order than they act
+    # Listed in another order than they are applied in.
+    [shoal.Zstd(), shoal.DeltaKeys(), shoal.Int8(), shoal.Significant(0.5)],
     [shoal.Significant(0.1), shoal.Skip(0.2), shoal.TopK(share=0.5), shoal.OneBit(), shoal.DeltaKeys(), shoal.LZ4()],
     [shoal.OneBit(), shoal.Float16(pushes=False), shoal.DeltaKeys(), shoal.Zstd(19)],
     [shoal.OneBit(chance=False), shoal.Int8(pushes=False, steps=31), shoal.LZ4()],
@@ -89,7 +90,8 @@ def some_keys(rows: int, seed: int = 3) -> Any:
 
 
 def test_every_filter_that_is_registered_is_in_this_suite() -> None:
-    assert {one[0].name for one in EACH} >= set(filters._own())  # others' tests register some of their own
+    # Other tests register filters of their own.
+    assert {one[0].name for one in EACH} >= set(filters._own())
 
 
 # ---------------------------------------------------------------- there and back
@@ -124,7 +126,7 @@ def test_the_same_push_makes_the_same_bytes(named: list[Filter], width: int) -> 
 @OF_ALL
 @pytest.mark.parametrize("live", [False, True], ids=["rows", "live rows"])
 def test_an_answer_keeps_a_zero_below_zero_and_is_close(named: list[Filter], live: bool) -> None:
-    """-0 says of a weight that it may be left out (block-proximal): pulls must not lose it."""
+    """-0 marks a weight that may be left out (block-proximal), so pulls must keep it."""
     chain = Chain(named)
     weights = np.random.default_rng(4).normal(size=(80, 2)).astype(np.float32)
     weights[::5] = -0.0
@@ -133,7 +135,7 @@ def test_an_answer_keeps_a_zero_below_zero_and_is_close(named: list[Filter], liv
     found = chain.opened_answer(arrays, 80, 2, "float32")
     rows = found[-1].reshape(80, 2)
     assert np.array_equal(found[0], some_keys(80)) or not live
-    if "rounded" not in [one.name for one in named]:  # that one has no such zero
+    if "rounded" not in [one.name for one in named]:  # that one has no -0
         assert np.signbit(rows[::5]).all() and not np.signbit(rows[1::5]).any()
     assert (rows[::5] == 0).all() and (rows[1::5] == 0).all()
     assert np.abs(rows - weights).max() <= 0.13
@@ -153,7 +155,7 @@ def test_bytes_into_and_out_of_each_filter_are_counted(named: list[Filter]) -> N
     assert sum(array.nbytes for array in arrays) <= keys.nbytes + values.nbytes + 2 + 8
 
 
-# ---------------------------------------------------------------- what cannot be
+# ---------------------------------------------------------------- invalid input
 
 
 @OF_ALL
@@ -181,7 +183,7 @@ def test_what_was_cut_or_changed_on_its_way_is_refused_or_of_the_announced_size(
 
 @pytest.mark.parametrize("named", [[shoal.LZ4()], [shoal.Zstd()], [shoal.DeltaKeys(), shoal.Zstd()]])
 def test_a_bomb_is_refused_before_it_goes_off(named: list[Filter]) -> None:
-    """A few bytes that would be millions: what the header announces bounds every size."""
+    """A few bytes would become millions, but the header's sizes bound every size."""
     big = Chain(named).pushed([np.zeros(0, np.uint64), np.zeros((1_000_000, 1), np.float32)], None, 1)
     assert big[1].nbytes < 30_000
     with pytest.raises(BadValues, match=r"undo|made"):
@@ -260,7 +262,7 @@ def test_steps_add_up_what_came_through_filters_and_the_rest_goes_with_later_slo
         rows = draw.normal(size=(slots, 40)).astype(np.float32)
         total += rows.sum(axis=0)
         kv.wait([kv.push(name, slice(0, 40), rows[i], slot=(0, slots * step + i)) for i in range(slots)], PATIENCE)
-    for step in range(12, 60):  # nothing new: what was left out comes
+    for step in range(12, 60):  # nothing new is pushed: what was left out follows
         kv.wait([kv.push(name, slice(0, 40), np.zeros(40), slot=(0, slots * step + i)) for i in range(slots)], PATIENCE)
     found = kv.pull(name, slice(0, 40), exact=True).result(PATIENCE)
     assert np.allclose(found * (slots if combine == "mean" else 1), total, atol=0.02)

@@ -1,7 +1,8 @@
-"""Sync is one run: the same weights, bit for bit, with any number of workers and servers, whoever comes and goes.
+"""Sync gives the same weights, bit for bit, with any number of workers and servers.
 
-All are held against the serial run, so that they are not only equal but right. The one exception (a slot computed again
-when only some of the servers had taken its step) needs a death and two servers; then the loss agrees all the same.
+Workers may join and leave meanwhile. All runs are compared with the serial run, so that they are
+not only equal but right. The one exception (a slot computed again when only some of the servers had
+taken its step) needs a death and two servers; even then the loss agrees.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def test_every_evaluation_on_the_way_is_the_same_too() -> None:
 
 
 def come_and_go(training: ServerRun) -> None:
-    """One joins at a fifth of the work, one is asked to leave at two fifths."""
+    """Adds a worker at a fifth of the work, and drains another at two fifths."""
     reach(training, 0.2)
     assert training.add_worker() == "worker-2"
     reach(training, 0.4)

@@ -1,6 +1,6 @@
-"""Workers that are slow, in real processes, and what is done about them (S3-06, S3-07).
+"""Stragglers are made up for in runs of real processes (S3-06, S3-07).
 
-Nothing is asserted about how long anything takes but that it takes no less than it must.
+Of durations the tests assert only that they are not shorter than they must be.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ EACH = 2e-4  # seconds that an example takes: a slot takes 6.4 ms, or five times
 
 @pytest.fixture(autouse=True)
 def cached(cache: Path) -> None:
-    """The rows are packed once."""
+    """Lets the rows be packed once."""
 
 
 def job_of(strategy: str, slow: bool = True, **changes: Any) -> Job:
-    """Worker 0 takes five times as long as the others."""
+    """Returns a job whose worker 0, if ``slow``, takes five times as long as the others."""
     emulated = {"emulate__per_example": EACH, "emulate__slow": [0], "emulate__factor": 5.0} if slow else {}
     return Candidate(strategy, "processes").job(**{**emulated, **changes})
 
 
 @cache
 def expected() -> np.ndarray[Any, Any]:
-    """The model of the run that nobody slows and nobody helps."""
+    """Returns the model of the run without stragglers and second copies."""
     job = job_of("sync", slow=False)
     return serial(job, load(job.data, job.seed))
 
@@ -51,7 +51,8 @@ def test_second_copies_of_a_slow_workers_slots_change_nothing_but_who_computes_t
     run = watch(job_of("sync", strategy__second_copies=True, servers=servers))
     run.check_counted_once()
     assert np.array_equal(run.weights, expected())
-    assert run.summary["second_copies"] >= run.summary["second_copies_first"] > 0  # others computed what was worker 0's
+    # Others computed slots of worker 0.
+    assert run.summary["second_copies"] >= run.summary["second_copies_first"] > 0
     assert run.summary["emulated"].endswith("worker-0 5x slower")
     assert run.summary["staleness"]["max"] == 0
 
@@ -92,12 +93,12 @@ def test_one_who_computes_copies_and_is_killed_changes_nothing() -> None:
 
 @pytest.mark.slow
 def test_an_automatic_delay_grows_while_workers_wait_too_much() -> None:
-    """One is five times slower than the others for good: no delay is enough, and the longest one is taken."""
+    """One worker is always five times slower: no delay is enough, and it grows to the longest."""
     run = watch(job_of("bounded", strategy__max_delay="auto", stop__epochs=30))
     changes = run.all(Delayed)
     print([(round(change.seconds, 1), change.max_delay, round(change.waiting, 3)) for change in changes])
     delays = [change.max_delay for change in changes]
-    # Where something else has the cores for a while all wait for those, and it may shrink in between.
+    # While other programs have the cores all workers wait for them, and the delay may shrink.
     assert delays[0] == 1 and max(delays) == LONGEST
     grown = [now for before, now in pairwise(changes) if now.max_delay > before.max_delay]
     assert all(MOST_WAITING < change.waiting <= 1 for change in grown)
@@ -156,7 +157,7 @@ def computed(run: Watched) -> float:
 
 
 def longest(run: Watched, name: str) -> float:
-    """The longest computation of one worker that was told."""
+    """Returns the longest reported computation of one worker."""
     told = [event for event in run.all(Spans) if event.name == name]
     return max(seconds for event in told for kind, _, seconds in event.spans if kind == "compute")
 

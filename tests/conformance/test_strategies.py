@@ -12,7 +12,8 @@ from shoal.data.slots import Slots
 from shoal.simulation.reference import serial
 from shoal.testing.conformance import Candidate, Check, plain, suite
 
-# Three who learn alone take a third of the steps: held against the serial run where that learns fast.
+# Three workers that learn alone take a third of the steps each: they are compared with the serial
+# run at a step size with which it learns fast.
 AVERAGING = (("strategy.every", 4), ("update.step", 1.0))
 GLOO = Candidate(
     "averaging", "processes", settings=(("strategy.over", "gloo"), *AVERAGING), tolerance=0.04, survives=False
@@ -26,23 +27,25 @@ STRATEGIES = [
     Candidate("async"),
     Candidate("averaging", settings=AVERAGING, tolerance=0.04),
 ]
-# Every row is a step: it learns more in a pass than the serial run, whose steps are slots; less so where that learns fast.
+# Every row is a step, so a pass learns more than one of the serial run, whose steps are slots. The
+# difference is smaller where the serial run learns fast.
 EXAMPLE = (("update.step", 1.0),)
-SLOWLY = (("emulate.per_example", 2e-5),)  # or it is over before anybody can be killed
+SLOWLY = (("emulate.per_example", 2e-5),)  # else it is over before a worker can be killed
 HOGWILD = [
     Candidate("hogwild", settings=EXAMPLE, tolerance=0.04, sends=False),
     Candidate("hogwild", settings=(("strategy.way", "batched"),), sends=False),
     Candidate("hogwild", settings=(("strategy.way", "batched"), ("workers", 1)), exact=True, sends=False),
     Candidate("hogwild", "processes", settings=(*EXAMPLE, *SLOWLY), tolerance=0.04, sends=False),
 ]
-# A penalty so small that few rows are soon fitted too well; KKT's filter at work.
+# The penalty is so small that these few rows are soon overfitted; the KKT filter is in use.
 BLOCKS = (("update.l1", 0.02), ("strategy.recheck", 2), ("evaluate.every", 1.0))
 BLOCK_PROXIMAL = [
     Candidate("block-proximal", settings=BLOCKS, exact=True),
     Candidate("block-proximal", settings=(*BLOCKS, ("strategy.max_delay", 2), ("strategy.blocks", 16)), exact=True),
     Candidate("block-proximal", "processes", settings=BLOCKS, exact=True),
 ]
-# Each of three has a model of its own, and takes a third of the steps: held against the serial run where that learns fast.
+# Each of three workers has a model of its own, and takes a third of the steps: they are compared
+# with the serial run at a step size with which it learns fast.
 FAST = (("update.step", 1.0),)
 ASYNC = (("strategy.mode", "async"), *FAST)
 GOSSIP = [
@@ -51,13 +54,16 @@ GOSSIP = [
     Candidate("gossip", "processes", settings=FAST, tolerance=0.06),
     Candidate("gossip", "processes", settings=ASYNC, tolerance=0.06),
 ]
-# Each tells all others every 64 rows. AdaGrad's sums would be each peer's own, and its steps larger than the serial run's. Nothing bounds how far one
-# is behind: of what all rows share (the mean margin), three who do not hear each other for a while step too far, more so the larger a step is. With a
-# load of 6 beside them steps of 1.0 missed the serial run by up to 0.98 of what it learns, steps of 0.25 by 0.11 (200 runs of each).
+# Each peer sends to all others every 64 rows. AdaGrad's sums would be each peer's own, and its
+# steps larger than the serial run's. Nothing bounds how stale a peer is: three that receive nothing
+# from each other for a while step too far in what all rows share (the mean margin), the more so the
+# larger a step is. With a load of 6 from other programs, steps of 1.0 missed the serial run by up
+# to 0.98 of what it learns, steps of 0.25 by 0.11 (200 runs of each).
 SMALL = 0.007  # a third of what the serial run learns with steps of 0.25
 TELLING = (("strategy.every", 64), ("update.rule", "sgd"), ("update.step", 0.25))
 OWNED = (*TELLING, ("strategy.send", "owned"))
-WATCHED = (("emulate.per_example", 3e-4),)  # whoever was called looks a few times a second: some seconds, then
+# The top process looks a few times a second, so the run must last some seconds.
+WATCHED = (("emulate.per_example", 3e-4),)
 PEERS = [
     Candidate("peer-to-peer", settings=TELLING, tolerance=SMALL),
     Candidate("peer-to-peer", settings=OWNED, tolerance=SMALL),
@@ -78,13 +84,19 @@ CANDIDATES = [
 ]
 
 
-OF_THE_PLAIN_RUN = ("serial_run", "counts_every", "summary", "epochs", "killed")  # or the one in which a worker is
+# Checks of the plain run, or of the one in which a worker is killed.
+OF_THE_PLAIN_RUN = ("serial_run", "counts_every", "summary", "epochs", "killed")
 OVER_GLOO_NOW = ("serial_run", "counts_every", "killed")
 
 
 def when(candidate: Candidate, check: Check) -> Any:
-    """Over gloo every run takes seconds to import PyTorch, and Hogwild's stop rules are kept by one process however its workers run (block-proximal's
-    by the coordinator that all others have, too; peer-to-peer's by the peer that leads, on a thread or in a process alike): those of other stop rules wait for the soak."""
+    """Moves a check to the soak tier where it takes long or shows little.
+
+    Over gloo every run takes seconds to import PyTorch. One process keeps Hogwild's stop rules,
+    however its workers run; block-proximal's are kept by the coordinator, as for all others, and
+    peer-to-peer's by the peer that leads, on a thread or in a process alike. So checks of other
+    stop rules wait for the soak.
+    """
     now = OVER_GLOO_NOW if candidate in OVER_GLOO else OF_THE_PLAIN_RUN
     later = candidate in (*OVER_GLOO, HOGWILD[-1], *GOSSIP[1:], *PEERS[1:], BLOCK_PROXIMAL[-1]) and not any(
         part in check.__name__ for part in now
@@ -127,7 +139,7 @@ def test_all_strategies_have_the_same_figures() -> None:
 
 @pytest.mark.parametrize("model", ["logistic", "hinge"])
 def test_the_suite_holds_strategies_against_the_rival_of_the_benchmarks(model: str) -> None:
-    """Two serial runs, one of them compiled whole: the same weights, bit for bit."""
+    """Two serial runs, one of them compiled whole, give the same weights bit for bit."""
     candidate = Candidate("async", settings=(("model", model), ("model.l2_per_count", 0.1)))
     job, dataset = candidate.job(), plain(STRATEGIES[0]).dataset
     slots = Slots(dataset.train.rows, job.data.batch, job.seed)
@@ -141,6 +153,6 @@ def test_the_suite_holds_strategies_against_the_rival_of_the_benchmarks(model: s
 
 @pytest.mark.slow
 def test_a_run_whose_only_worker_is_killed_ends_well() -> None:
-    """As the suite asks of strategies that cannot go on without a worker."""
+    """The suite asks this of strategies that cannot go on without a worker."""
     lonely = Candidate("async", "processes", settings=(("workers", 1),), survives=False)
     suite(lonely)[-1](lonely)

@@ -1,7 +1,9 @@
-"""Block-proximal solves what liblinear solves: the same objective, as many weights that are not 0, however late and by whomever.
+"""Block-proximal solves what liblinear solves, with any delay and any workers.
 
-The references are scikit-learn 1.9's LogisticRegression(penalty="l1", C=1 / l1, solver="liblinear", fit_intercept=False, tol=1e-8)
-on the packed training rows, with l1 = 1; their objectives by ``shoal.models.learner.objective_at``.
+The objective is the same, and so is the number of weights that are not 0. The references are
+scikit-learn 1.9's LogisticRegression(penalty="l1", C=1 / l1, solver="liblinear",
+fit_intercept=False, tol=1e-8) on the packed training rows, with l1 = 1; their objectives are
+computed by ``shoal.models.learner.objective_at``.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ SOAK = pytest.mark.soak
 
 
 def need(name: str) -> None:
-    """Skip, and say why, where the set is not here."""
+    """Skips the test, with the reason, where the data set is missing."""
     home = os.environ.get(VARIABLE)
     if not home or not (Path(home) / NAMED[name].train).is_file():
         pytest.skip(f"${VARIABLE} does not name a folder that has {NAMED[name].train}")

@@ -1,4 +1,8 @@
-"""Algorithm 1 of S0: broadcast, every client sums (sub)gradients over its part, the server adds them up and steps."""
+"""Clients and a server run algorithm 1 of S0, which is gradient descent.
+
+The server broadcasts, every client sums (sub)gradients over its part, and the server adds them up
+and takes a step.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,14 @@ from shoal.run.run import execute
 ROWS, STEP, PASSES = 1_000, 0.002, 6
 
 
-@pytest.mark.parametrize("loss", ["logistic", "hinge", "squared"])  # the hinge has subgradients only (S0-04)
+# The hinge has subgradients only (S0-04).
+@pytest.mark.parametrize("loss", ["logistic", "hinge", "squared"])
 @pytest.mark.parametrize("clients", [1, 4, 5])
 def test_clients_with_a_part_each_are_gradient_descent_on_all_rows(loss: str, clients: int) -> None:
-    """S0-02, S0-03 (a sum of sums: the number of clients changes nothing), S0-05 (the whole part is one batch)."""
+    """S0-02, S0-03: a gradient is a sum of sums, so the number of clients changes nothing.
+
+    S0-05: the whole part of a client is one batch.
+    """
     part = ROWS // clients
     job = Job.of(
         {
@@ -36,7 +44,7 @@ def test_clients_with_a_part_each_are_gradient_descent_on_all_rows(loss: str, cl
     assert run.summary["steps"] == PASSES
     assert run.model is not None
     weights = by_hand(job)
-    assert np.abs(weights).max() > 0.01  # it went somewhere
+    assert np.abs(weights).max() > 0.01  # the weights did change
     np.testing.assert_allclose(run.model.table, weights, atol=2e-5)
 
 
@@ -62,7 +70,7 @@ def by_hand(job: Job) -> np.ndarray:
 
 
 def test_a_file_sorted_by_label_is_learned_all_the_same(tmp_path: Path) -> None:
-    """Rows are shuffled when they are packed: slots are fair, whatever the order of the file."""
+    """Rows are shuffled when they are packed, so slots are fair whatever the file's order."""
     lines = [f"{label:+d} {1 if label > 0 else 2}:1 {3 + i % 50}:0.5" for label in (1, -1) for i in range(600)]
     path = tmp_path / "sorted.svm"
     path.write_text("\n".join(lines) + "\n")

@@ -1,8 +1,9 @@
-"""Delayed block proximal gradient on real rows, held against what liblinear finds.
+"""Delayed block proximal gradient finds on real rows what liblinear finds.
 
-The references are those of scikit-learn 1.9: LogisticRegression(l1_ratio=1, solver="liblinear", C=1 / l1, fit_intercept=False,
-tol=1e-8, max_iter=2000) on the whole training set, with the objective added up in double precision. One thread makes the
-very run that servers and workers make (tests/conformance holds them together), so it is enough to solve here.
+The references are those of scikit-learn 1.9: LogisticRegression(l1_ratio=1, solver="liblinear",
+C=1 / l1, fit_intercept=False, tol=1e-8, max_iter=2000) on the whole training set, with the
+objective added up in double precision. One thread computes exactly what servers and workers compute
+(tests/conformance compares them), so one thread is enough here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from shoal.models.learner import objective_at
 from tests.convergence.test_real_data import need
 
 SOAK = pytest.mark.soak
-LIBLINEAR = {  # objective, nonzeros; of columns that are the same one counts
+LIBLINEAR = {  # objective, nonzeros; equal columns count as one
     ("rcv1", 1.0): (4954.22936786, 685),
     ("rcv1", 10.0): (9645.50476205, 75),
     ("a9a", 10.0): (10826.16670634, 51),  # of 52
@@ -40,7 +41,10 @@ def job_of(name: str, l1: float, **strategy: object) -> Job:
 
 
 def passes_to_solve(name: str, l1: float, most: int, every: int, **strategy: object) -> int:
-    """Until the objective is within 1e-4 of liblinear's, and the nonzeros, but for columns that are the same, within 2%."""
+    """Returns how many passes it takes to find what liblinear finds.
+
+    The objective is then within 1e-4, and the nonzeros, with equal columns as one, within 2%.
+    """
     need(name)
     job = job_of(name, l1, **strategy)
     dataset: Dataset = load(job.data, job.seed)

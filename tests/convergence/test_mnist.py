@@ -1,6 +1,7 @@
-"""Digits: gradient descent with clients is that of one process (S0-02, S0-03, S0-05), and modules learn real MNIST.
+"""Gradient descent with clients is that of one process (S0-02, S0-03, S0-05).
 
-The images lie under $SHOAL_DATA. Figures are printed (pytest -rA).
+It learns digits, and modules learn real MNIST. The images lie under $SHOAL_DATA. Figures are
+printed (pytest -rA).
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def tensors(rows: DenseFile) -> tuple[Any, Any]:
 
 @cache
 def one_process() -> list[float]:
-    """Plain PyTorch with all the rows: the mean loss on the test rows, before the first step and after each."""
+    """Trains with plain PyTorch on all the rows, and returns the mean test losses.
+
+    There is one before the first step, and one after each.
+    """
     data = load(DataSource("mnist", rows=ROWS), 0)
     assert isinstance(data.train, DenseFile) and isinstance(data.test, DenseFile)
     start, _ = learner_of(Module(net="linear"), data.train, 0).start() or (None, "")

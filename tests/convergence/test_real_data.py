@@ -1,7 +1,8 @@
-"""What is learned from real data, held against floors that were fixed beforehand, and against the serial run.
+"""Training on real data reaches floors fixed beforehand, and matches the serial run.
 
-The sets lie under $SHOAL_DATA (`shoal data list` says where each belongs). Means over seeds: an async run is not the same
-twice. Figures are printed (pytest -rA), so that a run of these tests is a measurement, too.
+The sets lie under $SHOAL_DATA (`shoal data list` says where each belongs). Figures are means over
+seeds, because an async run is not the same twice. They are printed (pytest -rA), so that a run of
+these tests is a measurement, too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ THREADS: Mapping[str, Any] = {"launch.how": "threads"}
 
 
 def need(name: str) -> None:
-    """Skip, and say why, where the set is not here."""
+    """Skips the test, with the reason, where the data set is missing."""
     home = os.environ.get(VARIABLE)
     if not home:
         pytest.skip(f"{VARIABLE} is not set: name the folder that has {NAMED[name].train}")
@@ -32,7 +33,10 @@ def need(name: str) -> None:
 
 
 def runs(name: str, seeds: int, strategy: str = "async", **settings: Any) -> Iterator[dict[str, Any]]:
-    """The summaries of so many runs with four workers and two servers; in names, two underscores stand for a dot."""
+    """Yields the summaries of so many runs with four workers and two servers.
+
+    In names of settings, two underscores stand for a dot.
+    """
     for seed in range(seeds):
         run = shoal.train(
             name,
@@ -86,7 +90,10 @@ def test_incomes_are_told_apart() -> None:
 
 @pytest.mark.slow
 def test_clicks_are_foreseen() -> None:
-    """A sample of 60,000 rows with three clicks in a hundred: a step shorter than usual, and five seeds."""
+    """The sample has 60,000 rows with three clicks in a hundred.
+
+    So the step is shorter than usual, and there are five seeds.
+    """
     need("criteo_tb")
     assert mean("criteo_tb", "auc", seeds=5, update__step=0.02, stop__epochs=3) >= 0.69
 
@@ -103,7 +110,7 @@ def serial_auc(seed: int) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["bounded", "async"])
 def test_made_up_clicks_are_foreseen_as_well_as_by_the_serial_run(strategy: str) -> None:
-    """Stale gradients of four workers cost 0.001 of AUC, and 0.002 where the machine is busy with other things."""
+    """Stale gradients of four workers cost 0.001 of AUC, and 0.002 on a busy machine."""
     (summary,) = runs("clicks", 1, strategy=strategy, stop__epochs=3)
     auc = summary["metrics"]["auc"]
     print(f"clicks, {strategy}: auc {auc:.4f}, serial {serial_auc(0):.4f}")

@@ -1,7 +1,8 @@
-"""The exercise of S2 on real MNIST, with the network of its sheet: parallel SGD and Hogwild are as accurate as one process, and
-ranks that begin with weights of their own have a mean that knows nothing.
+"""Parallel SGD and Hogwild are as accurate as one process in the exercise of S2.
 
-The images lie under $SHOAL_DATA. Figures are printed (pytest -rA). The whole study: shoal sweep studies/s2.toml.
+It is on real MNIST, with the network of its sheet. The mean of ranks that begin with weights of
+their own is no better than chance. The images lie under $SHOAL_DATA. Figures are printed
+(pytest -rA). The whole study: shoal sweep studies/s2.toml.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def images() -> None:
 
 @cache
 def accuracy(method: str, workers: int, small: float | None = None) -> float:
-    """Of a run of the study; of a small one, with this step."""
+    """Returns the accuracy of a run of the study, or of a small one with step ``small``."""
     wanted = [] if method == "serial" else [method, str(workers)]
     for run in Study.load(STUDY).runs:
         chosen = [run.point.choices[axis].label for axis in ("method", "workers") if not run.point.serial]
@@ -62,7 +63,8 @@ def test_a_mean_of_ranks_with_one_start_learns_and_of_ranks_with_their_own_does_
 
 @pytest.mark.soak
 def test_hogwild_learns_digits_in_shared_memory() -> None:
-    assert accuracy("hogwild", 2, small=0.05) > 0.5  # 0.78 on a busy machine, where gradients are old
+    # It is 0.78 on a busy machine, where gradients are stale.
+    assert accuracy("hogwild", 2, small=0.05) > 0.5
 
 
 @pytest.mark.soak

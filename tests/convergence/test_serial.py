@@ -1,4 +1,7 @@
-"""The serial run, which all others are held against: it learns, and it is a worker and a server without the road."""
+"""The serial run learns, and does what a worker and a server do without a network.
+
+All other runs are compared with it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ UPDATES = [SGD(0.5), SGD(0.5, l1=1e-3, l2=1e-2), AdaGrad(0.3), AdaGrad(0.3, l1=1
 
 
 class Whole(Batch):
-    """All rows as a set to be evaluated."""
+    """Holds all rows as a set to be evaluated."""
 
     @property
     def rows(self) -> int:
@@ -48,7 +51,7 @@ class Whole(Batch):
 
 
 def separable(seed: int = 0, ones: bool = False) -> Whole:
-    """Rows that some weights tell apart."""
+    """Returns rows that some weights separate."""
     draw = np.random.default_rng(seed)
     lists = [np.sort(draw.choice(FEATURES, draw.integers(1, 9), replace=False)) for _ in range(ROWS)]
     indptr = np.cumsum([0, *map(len, lists)], dtype=np.int64)
@@ -71,7 +74,7 @@ def orders(passes: int = PASSES) -> Ids:
 
 
 def written_out(model: Linear, rows: Batch) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """The rows as a matrix, and which keys each of them has."""
+    """Returns the rows as a matrix, and which keys each of them has."""
     x = np.zeros((len(rows), model.keys(FEATURES)))
     has = np.zeros((len(rows), model.keys(FEATURES)), bool)
     for i in range(len(rows)):
@@ -84,7 +87,10 @@ def written_out(model: Linear, rows: Batch) -> tuple[npt.NDArray[np.float64], np
 
 
 def by_numpy(model: Linear, update: Update, rows: Batch, order: Ids, mean: bool, counts: Floats) -> Floats:
-    """The same in numpy and plain Python: dense rows, double precision between float32 weights and states."""
+    """Does the same in numpy and plain Python, on dense rows.
+
+    It computes in double precision between float32 weights and states.
+    """
     x, has = written_out(model, rows)
     rule = rule_named(update.name)
     settings = rule.settings(update.settings)
@@ -110,7 +116,7 @@ def by_numpy(model: Linear, update: Update, rows: Batch, order: Ids, mean: bool,
 
 
 def by_the_store(model: Linear, update: Update, rows: Batch, order: Ids, counts: Floats | None = None) -> Floats:
-    """A worker's gradient and a server's table, in turn."""
+    """Computes a worker's gradient and pushes it to a server's table, in turn."""
     keys = model.keys(FEATURES)
     table, localiser = ServerTable(Sparse(keys=keys, update=update), [KeyRange(0, keys)]), Localiser(FEATURES)
     for slot in order.reshape(-1).tolist():
@@ -137,7 +143,7 @@ def test_the_serial_run_is_a_worker_and_a_server_bit_for_bit(loss: Loss, update:
 
 
 def counted() -> Floats:
-    """How many rows have each key; every row has the bias."""
+    """Returns how many rows have each key; every row has the bias."""
     return np.append(np.maximum(np.bincount(separable().columns, minlength=FEATURES), 1), ROWS).astype(np.float32)
 
 
@@ -146,7 +152,8 @@ def counted() -> Floats:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_serial_run_is_its_formulas(loss: Loss, update: Update, mean: bool) -> None:
     if not mean and update.name in ("sgd", "proximal_sgd"):
-        update = Update(update.name, {**update.settings, "step": 0.01})  # sums of 32 rows: a smaller step
+        # Sums of 32 rows need a smaller step.
+        update = Update(update.name, {**update.settings, "step": 0.01})
     for model in (Linear(loss=loss), Linear(loss=loss, bias=False), Linear(loss=loss, l2_per_count=0.1)):
         counts = counted()[: model.keys(FEATURES)]
         weights, _ = serial_fit(model, update, separable(), BATCH, FEATURES, PASSES, orders(), mean=mean, counts=counts)
@@ -195,7 +202,7 @@ def test_the_serial_run_comes_close_to_least_squares(update: Update) -> None:
 
 
 def test_a_pass_in_another_order_ends_elsewhere() -> None:
-    """So that equality above is no accident of an order that nobody reads."""
+    """The order matters, so the equality above is no accident."""
     rows, order = separable(), orders(1)
     one, _ = serial_fit(Linear(), SGD(0.5), rows, BATCH, FEATURES, 1, order)
     other, _ = serial_fit(Linear(), SGD(0.5), rows, BATCH, FEATURES, 1, order[:, ::-1])
@@ -241,7 +248,10 @@ def test_what_does_not_fit_together_is_refused() -> None:
 def test_the_serial_run_learns_real_data(
     name: str, model: Linear, update: Update, loss: float, accuracy: float, tmp_path: Path
 ) -> None:
-    """Five passes; the bounds are a little worse than what these settings reached when this was written."""
+    """Five passes reach a loss and an accuracy within bounds.
+
+    The bounds are a little worse than what these settings reached when this was written.
+    """
     if not os.environ.get("SHOAL_DATA"):
         pytest.skip("SHOAL_DATA is not set: it names the folder of the data sets")
     data = load(DataSource(name), seed=0, cache=tmp_path)
@@ -254,5 +264,5 @@ def test_the_serial_run_learns_real_data(
     print(f"{name}: loss {reached:.4f}, {metrics}, {len(rows) / max(min(seconds), 1e-9):,.0f} rows/s")
     assert reached < loss
     assert metrics["accuracy"] is not None and metrics["accuracy"] > accuracy
-    if update.name == "ftrl":  # l1 leaves few: 27,259 terms occur
+    if update.name == "ftrl":  # l1 leaves few of the 27,259 terms that occur
         assert 0 < np.count_nonzero(weights) < 5_000

@@ -1,6 +1,7 @@
-"""The support vector machine of S4-27: hinge plus l2 / 2 * w_k^2 / count_k over the keys of a row, a row at a time.
+"""The support vector machine of S4-27 takes the steps of its formula.
 
-Held against a loop that is written out here, with nothing of shoal in it but the rows.
+It is hinge plus l2 / 2 * w_k^2 / count_k over the keys of a row, a row at a time. It is compared
+with a loop that is written out here, with nothing of shoal in it but the rows.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def job_of(**changes: Any) -> Job:
 
 
 def by_hand(job: Job, data: Dataset, passes: int) -> Doubles:
-    """w -= step * mean over the rows of a slot of (slope * x + l2 * w / count at the row's keys), in numpy."""
+    """Computes the weights in numpy, by the formula.
+
+    w -= step * mean over the rows of a slot of (slope * x + l2 * w / count at the row's keys)
+    """
     counts = np.zeros(data.features)
     for row in range(data.train.rows):
         counts[np.unique(data.train.slice(row, row + 1).columns)] += 1
@@ -86,7 +90,7 @@ def test_a_worker_and_two_servers_take_the_steps_of_the_formula(cache: Path, bat
 
 @pytest.mark.parametrize("batch", [1, 16])
 def test_over_a_pass_the_penalty_is_that_of_every_weight_once(cache: Path, batch: int) -> None:
-    """The sum over all rows of its gradient is l2 * w: what makes it exact, however rare a key is."""
+    """The sum of its gradient over all rows is l2 * w: exact, however rare a key is."""
     job = job_of()
     data, localiser = load(job.data, job.seed).train, Localiser(1_000)
     draw = np.random.default_rng(0)
@@ -108,7 +112,10 @@ def test_over_a_pass_the_penalty_is_that_of_every_weight_once(cache: Path, batch
 
 @pytest.mark.slow
 def test_it_tells_news_apart_with_the_settings_of_the_seed(cache: Path) -> None:
-    """RCV1, one row at a time, lambda 1e-4 and step 0.35: one pass on one core, and one of two workers that never wait."""
+    """One pass over RCV1 is made by one core, and one by two workers that never wait.
+
+    Both take one row at a time, with lambda 1e-4 and step 0.35.
+    """
     if not os.environ.get("SHOAL_DATA"):
         pytest.skip("SHOAL_DATA is not set: it names the folder of the data sets")
     for strategy in ("serial", "async"):
@@ -120,6 +127,7 @@ def test_it_tells_news_apart_with_the_settings_of_the_seed(cache: Path) -> None:
         print(f"rcv1, {strategy}: loss {facts['test_loss']:.4f}, accuracy {facts['metrics']['accuracy']:.4f}, "
               f"{facts['seconds']:.1f} s")  # fmt: skip
         assert facts["steps"] == 20_000
-        # What two that never wait learn goes by how old their weights are: more so on a busy machine.
+        # What two workers that never wait learn depends on how stale their weights are: more so on
+        # a busy machine.
         most, least = (0.25, 0.9) if strategy == "serial" else (0.35, 0.86)
         assert facts["test_loss"] < most and facts["metrics"]["accuracy"] > least

@@ -1,1 +1,1 @@
-"""What the test session itself is made of: how tests are kept apart, and in which tier each runs."""
+"""The parts of the test session keep tests apart, and say in which tier each runs."""

@@ -1,14 +1,16 @@
-"""What a test session needs so that every test begins alike and no test harms another: a pytest plugin.
+"""A pytest plugin lets every test begin alike, and keeps tests from harming each other.
 
-``reset_inherited`` undoes what the session was started with: ignored signals (nohup, a background job of a script), the
-umask, locale, limits, and variables that change how programs behave.
+``reset_inherited`` undoes what the session inherited: ignored signals (nohup, a background job of a
+script), the umask, locale, limits, and variables that change how programs behave.
 
-``Isolation`` looks after each test. A process that a test leaves behind fails that test, and is ended there; one that a
-fixture of a wider scope started belongs to that fixture. A test past its time limit fails and its processes are killed,
-also if its main thread is stuck in C or waits for a child in a ``finally``.
+``Isolation`` looks after each test. A process that a test leaves behind fails that test, and is
+killed; one that a fixture of a wider scope started belongs to that fixture. A test past its time
+limit fails and its processes are killed, also if its main thread is stuck in C or waits for a child
+in a ``finally``.
 
-Processes are known by their descent from this process or, where their parents died, by a token in their environment.
-They are never looked for by name: another session on the same machine is left alone.
+Processes are found by their descent from this process or, where their parents died, by a token in
+their environment. They are never looked for by name: another session on the same machine is left
+alone.
 """
 
 from __future__ import annotations
@@ -29,13 +31,16 @@ import pytest
 
 TOKEN = "SHOAL_TEST_SESSION"
 GONE_WITHIN = 10.0  # seconds: processes of a cluster that ends may take that long (F43)
-_GRACE = 30.0  # seconds that a test has, after its limit, to run its finally blocks and fixtures' teardown
-_TRIES = 4  # times that it is interrupted again; then this process ends
+# Seconds that a test has, after its limit, to run its finally blocks and fixtures' teardown.
+_GRACE = 30.0
+_TRIES = 4  # times that it is interrupted; then this process ends
 
 _STARTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "tests.support.start"))
-_OURS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # Python's own helpers live with the session
+# Python's own helpers live as long as the session.
+_OURS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
-# Of these programs under test, and Python itself, take their behaviour. PYTHONPATH is how one may have got here.
+# These change how programs under test, and Python itself, behave. PYTHONPATH is kept, because this
+# session may need it to find its modules.
 _VARIABLES = frozenset(
     [
         "COLUMNS",
@@ -60,15 +65,19 @@ _KEPT = ("PYTHONPATH", "PYTHONHOME", "PYTHONPYCACHEPREFIX", "PYTHONUSERBASE", "S
 
 
 def reset_inherited() -> None:
-    """Undo what the shell, nohup or a service manager handed on; call it before anything is started."""
+    """Undoes what the session inherited from the shell, nohup or a service manager.
+
+    It must be called before any process is started.
+    """
     ignored = [
         number
-        for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}  # Python ignores these two itself
+        # Python ignores these two itself.
+        for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}
         if signal.getsignal(number) is signal.SIG_IGN
     ]
     if {signal.SIGHUP, signal.SIGINT} & set(ignored):
-        # The terminal's signals were meant for others. In a session of our own they do not come, neither to us nor to
-        # programs under test, which then may have their default handlers.
+        # The terminal's signals are meant for others. In a session of our own neither we nor
+        # programs under test receive them, so default handlers are safe.
         with contextlib.suppress(PermissionError):  # we lead a group already
             os.setsid()
     for number in ignored:
@@ -90,7 +99,7 @@ def reset_inherited() -> None:
 
 
 def _raise_limits() -> None:
-    """Soft limits as high as the hard ones, no core files, and a common number of descriptors."""
+    """Raises soft limits to the hard ones, forbids core files, and allows 20,000 files."""
     for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
         _, hard = resource.getrlimit(kind)
         resource.setrlimit(kind, (hard, hard))
@@ -101,11 +110,14 @@ def _raise_limits() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
 
 
-Process = tuple[int, str]  # pid and start time: a pid may be given out again
+Process = tuple[int, str]  # pid and start time: a pid may be reused
 
 
 def family(worker: str = "") -> dict[Process, int]:
-    """All living processes that we (or an xdist worker of ours) started, directly or not, with their parents' pids."""
+    """Returns all living processes that we started, directly or not, with their parents' pids.
+
+    With ``worker`` it returns those that this xdist worker of ours started.
+    """
     me, token = os.getpid(), f"{TOKEN}={os.environ[TOKEN]}{'.' if worker else ''}{worker}".encode()
     every: dict[int, tuple[int, str]] = {}
     for name in os.listdir("/proc"):
@@ -119,7 +131,7 @@ def family(worker: str = "") -> dict[Process, int]:
 
     def is_ours(pid: int) -> bool:
         if pid not in known:
-            known[pid] = False  # whatever circle a reused pid may make
+            known[pid] = False  # a reused pid may make a cycle
             parent = every[pid][0] if pid in every else 0
             known[pid] = is_ours(parent) if parent in every else False
         return known[pid]
@@ -156,10 +168,11 @@ class Isolation:
     """The plugin; ``tests/conftest.py`` registers it."""
 
     def __init__(self) -> None:
-        self._starts = 0  # of processes, by anybody in here
+        self._starts = 0  # of processes, by any code in this process
         self._looked_at = 0
         self._owned: dict[Any, set[Process]] = {}  # what fixtures of a wider scope started
-        self._limit = Limit(self._of_the_test, os.fdopen(os.dup(2), "w"))  # of pytest_configure: not captured
+        # This is the stderr at pytest_configure, which is not captured.
+        self._limit = Limit(self._of_the_test, os.fdopen(os.dup(2), "w"))
         sys.addaudithook(self._count)
 
     def _count(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -169,7 +182,7 @@ class Isolation:
     # -- leftovers
 
     def _of_the_test(self) -> dict[Process, int]:
-        """Living processes that no fixture of a wider scope accounts for."""
+        """Returns living processes that belong to no fixture of a wider scope."""
         living = family()
         owned = {one for processes in self._owned.values() for one in processes}
         parents = {pid: parent for (pid, _), parent in living.items()}
@@ -204,7 +217,7 @@ class Isolation:
         return result
 
     def _left(self) -> list[str]:
-        """What the test left, after a while; it is no more."""
+        """Returns what the test still has after some seconds, and kills it."""
         deadline, pause = time.monotonic() + GONE_WITHIN, 0.002
         while (processes := self._of_the_test()) and time.monotonic() < deadline:
             time.sleep(pause)
@@ -223,7 +236,7 @@ class Isolation:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """An xdist worker is no more: it may have had no time to end what it had started."""
+        """Ends what an xdist worker has started, if it died before it could do so itself."""
         self._end(lambda: family(node.gateway.id))
 
     def pytest_sessionfinish(self) -> None:
@@ -248,7 +261,7 @@ class Isolation:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool | None:
-        # It is asked for when a test has failed, too: what its fixtures do afterwards has a limit as well.
+        # This is called when a test has failed, too: its fixtures' teardown has a limit as well.
         return True if self._limit.is_armed else None
 
     @pytest.hookimpl(trylast=True)
@@ -257,7 +270,10 @@ class Isolation:
 
 
 class Limit:
-    """A thread that ends a test that takes too long: by an exception, by killing its processes, by ending us."""
+    """Ends a test that takes too long, from a thread of its own.
+
+    It raises an exception in the test, kills its processes and, last, ends this process.
+    """
 
     def __init__(self, processes: Callable[[], Iterable[Process]], stderr: TextIO) -> None:
         self._processes, self._stderr = processes, stderr
@@ -282,7 +298,10 @@ class Limit:
         self.arm_last_resort()
 
     def arm_last_resort(self) -> None:
-        """Code in C that keeps the interpreter's lock stops our thread, too; this timer needs no lock."""
+        """Starts a timer that needs no lock.
+
+        Code in C that keeps the interpreter's lock stops our thread, too.
+        """
         if self._test:
             left = self._until - time.monotonic() + _GRACE * (_TRIES + 1)
             faulthandler.dump_traceback_later(max(1.0, left), exit=True, file=self._stderr)

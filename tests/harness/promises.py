@@ -1,8 +1,8 @@
-"""Which tests show which promise, in which tier: for F1-F44, T1-T16, P1-P14 and I1-I16.
+"""Finds which tests show which promise in which tier: F1-F44, T1-T16, P1-P14 and I1-I16.
 
 A test shows a promise if its docstring names it (F5, or F1-F4 for several), or if
-docs/guarantees/faults.md names the test for it. Where no single test of a file does, all of them show
-what the file's docstring, docs/guarantees/faults.md or ``CHECKED`` name the file for.
+docs/guarantees/faults.md names the test for it. Where no single test of a file does, all of them
+show what the file's docstring, docs/guarantees/faults.md or ``CHECKED`` name the file for.
 ``promises.txt`` lists what must have a test in `make test` (change), or in any tier.
 
     python -m pytest --collect-only -q --promises
@@ -28,7 +28,7 @@ Shown = Mapping[str, Mapping[str, Sequence[str]]]  # promise: tier: tests
 
 
 def named(text: str | None) -> list[str]:
-    """The promises that a text names."""
+    """Returns the promises that a text names."""
     found = []
     for kind, first, last in _ID.findall(text or ""):
         found += [f"{kind}{number}" for number in range(int(first), int(last or first) + 1)]
@@ -36,7 +36,10 @@ def named(text: str | None) -> list[str]:
 
 
 def in_docs() -> dict[str, set[tuple[str, str]]]:
-    """Files and tests (either may be empty) of each promise that docs/guarantees/faults.md has a row for."""
+    """Returns the files and tests of each promise with a row in docs/guarantees/faults.md.
+
+    Of each pair one may be empty.
+    """
     found: dict[str, set[tuple[str, str]]] = defaultdict(set)
     text = (ROOT / "docs/guarantees/faults.md").read_text()
     likened: list[tuple[str, str]] = []
@@ -55,7 +58,8 @@ def tests_in(text: str) -> set[tuple[str, str]]:
     return {(file, test) for file, test in _TEST.findall(text) if file or test}
 
 
-# Promises and invariants that whole files are about, or that a checker which they run evaluates in every schedule.
+# Promises and invariants that whole files are about, or that their checker evaluates in every
+# schedule.
 _SEEDS = "simulation/test_seeds.py"
 CHECKED: dict[str, tuple[str, ...]] = {
     "P1-P2": (_SEEDS, "chaos/test_faults_servers.py", "chaos/test_faults_workers.py", "chaos/test_drill.py"),
@@ -87,7 +91,8 @@ def shown(items: Iterable[pytest.Item], tier_of: Callable[[pytest.Item], str]) -
     for promises, files in CHECKED.items():
         for file in files:
             by_file[file] += named(promises)
-    special: set[tuple[str, str]] = set()  # promises that single tests of a file are about, with the file
+    # Promises that single tests of a file are about, with the file.
+    special: set[tuple[str, str]] = set()
     general: list[tuple[pytest.Item, str, str]] = []
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
@@ -97,7 +102,8 @@ def shown(items: Iterable[pytest.Item], tier_of: Callable[[pytest.Item], str]) -
             special.add((promise, path))
             found[promise][tier_of(item)].append(item.nodeid)
         steps = path.split("/")
-        files = ["/".join(steps[start:]) for start in range(len(steps))]  # a file may be named without its folders
+        # A file may be named without its folders.
+        files = ["/".join(steps[start:]) for start in range(len(steps))]
         whole = dict.fromkeys([*_of_module(item.path), *(one for file in files for one in by_file.get(file, ()))])
         general += [(item, promise, path) for promise in whole if promise not in own]
     for item, promise, path in general:
@@ -130,7 +136,7 @@ def table(found: Shown, tiers: Sequence[str]) -> str:
 
 
 def broken(found: Shown) -> Iterable[str]:
-    """Promises that had a test in each change's tier, or in any, and have none any more."""
+    """Yields promises that have no test any more in the tier of each change, or in any."""
     for line in (Path(__file__).parent / "promises.txt").read_text().splitlines():
         tier, _, promises = line.partition(":")
         for promise in promises.split():

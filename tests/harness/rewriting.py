@@ -1,8 +1,9 @@
-"""Processes that test in a fresh clone share the work of rewriting asserts: each begins with another part of the files.
+"""Test processes in a fresh clone share the work of rewriting asserts.
 
-pytest compiles every test file for itself, with asserts that tell their values, and keeps the result beside the file.
-Three processes that collect the same files in the same order all do all of it, which takes longer than to import them.
-This calls functions of pytest that are not public: where they have changed, nothing is shared and nothing is lost.
+pytest compiles every test file with asserts that show their values, and keeps the result beside the
+file. Three processes that collect the same files in the same order all do all of it, which takes
+longer than to import them. So each begins with another part of the files. This calls functions of
+pytest that are not public: where they have changed, nothing is shared and nothing is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import pytest
 
 
 def share_rewriting(config: pytest.Config, number: int, processes: int) -> None:
-    """Rewrite the asserts of all test files that nobody has done yet, beginning with a part of our own."""
+    """Rewrites the asserts of all test files that no process has done yet.
+
+    It begins with a part of its own.
+    """
     try:
         from _pytest.assertion import rewrite
         from _pytest.assertion.rewrite import _read_pyc, _rewrite_test, _write_pyc, assertstate_key, try_makedirs
@@ -30,4 +34,4 @@ def share_rewriting(config: pytest.Config, number: int, processes: int) -> None:
                     stat, code = _rewrite_test(path, config)
                     _write_pyc(config.stash[assertstate_key], code, stat, kept)
     except (ImportError, AttributeError, KeyError, TypeError, ValueError, SyntaxError, OSError):
-        return  # pytest does it, and says what is wrong
+        return  # pytest does it, and reports what is wrong

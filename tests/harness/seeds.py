@@ -43,8 +43,8 @@ def check_caught(
 ) -> None:
     """Some seed breaks a promise with the mutant, and the same seed keeps it without.
 
-    ``known`` seeds are tried first; if plans are drawn otherwise one day, others find it. A mutant
-    that is caught by ``never`` is itself broken.
+    ``known`` seeds are tried first; if plans are drawn differently one day, other seeds find it. A
+    mutant that is caught by ``never`` is itself broken.
     """
     with mutant:
         for seed in (known.get(name, 0), *range(within)):

@@ -1,13 +1,14 @@
-"""In which tier a test runs, said at the test itself.
+"""Marks at a test say in which tier it runs.
 
     (nothing)                                       every change: make test
     @pytest.mark.slow                               before a merge: make test-all
     @pytest.mark.soak                               make soak
-    @pytest.mark.variants(slow=["tcp-*"], soak=[])  of these variants of a parametrized test (ids, * for anything)
-    pytest.param(..., marks=pytest.mark.slow)       of one parameter
+    @pytest.mark.variants(slow=["tcp-*"], soak=[])  these variants (ids, * for anything)
+    pytest.param(..., marks=pytest.mark.slow)       one parameter
 
-When the whole suite is collected it is checked that every pattern of ``variants`` makes a difference, that such a test has
-variants in more than one tier, and that every promise has its tests (``promises.py``).
+When the whole suite is collected, three things are checked: every pattern of ``variants`` makes a
+difference, such a test has variants in more than one tier, and every promise has its tests
+(``promises.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pytest
 
 from tests.harness import promises
 
-TIERS = ("change", "slow", "soak")  # of the last two the names are those of their marks
+TIERS = ("change", "slow", "soak")  # the last two are named as their marks
 
 
 def tier_of(item: pytest.Item) -> str:
@@ -52,7 +53,7 @@ class Tiers:
 
 
 def patterns_of(item: pytest.Item) -> list[tuple[str, str, str]]:
-    """The test, the tier and the pattern of each variant that is named at it."""
+    """Returns the test, the tier and the pattern of each variant that its marks name."""
     return [
         (function_of(item), tier, pattern)
         for mark in item.iter_markers("variants")
@@ -75,7 +76,10 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def without_sibling(items: Sequence[pytest.Item]) -> Iterable[str]:
-    """Tests of whose variants some are named as later, and none is earlier: a mark for the whole test says so better."""
+    """Yields tests that name some variants as later, but have none earlier.
+
+    One mark for the whole test is better then.
+    """
     named = {function_of(item) for item in items if next(item.iter_markers("variants"), None)}
     tiers: dict[str, set[str]] = defaultdict(set)
     for item in items:
@@ -85,7 +89,7 @@ def without_sibling(items: Sequence[pytest.Item]) -> Iterable[str]:
 
 
 def is_whole(config: pytest.Config) -> bool:
-    """Whether all tests are collected, as opposed to those of a file or a folder."""
+    """Returns whether all tests are collected, not only those of a file or a folder."""
     everything = {Path(config.rootpath / path) for path in config.getini("testpaths")}
     return {Path(config.invocation_params.dir / path) for path in config.args} == everything
 

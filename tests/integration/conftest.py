@@ -1,4 +1,4 @@
-"""What several files of this folder train on."""
+"""Fixtures that several test files of this folder share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pytest
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """Noise with one bright quadrant, which is the class; for modules, so where there is PyTorch."""
+    """Write images of noise in which one bright quadrant is the class.
+
+    They are for modules, so this skips where PyTorch is missing.
+    """
     pytest.importorskip("torch")
     draw = np.random.default_rng(0)
     x, y = draw.integers(0, 100, (640, 16, 16), np.uint8), draw.integers(0, 4, 640)

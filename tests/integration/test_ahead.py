@@ -1,4 +1,4 @@
-"""One message that pushes some keys and pulls others: what a worker sends for every slot."""
+"""A worker sends one message per slot that pushes some keys and pulls others."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def test_it_counts_what_is_pushed_and_brings_what_is_asked_for(cluster: Any, tab
     kv, chance, truth = cluster.client(), np.random.default_rng(4), np.zeros((SPAN, table.width), np.float32)
     kv.create("w", table)
     for round_ in range(60):
-        most = 4 if round_ % 2 else 600  # few keys: some server has nothing to count, or nothing to bring, or neither
+        # With few keys a server may get nothing to count, nothing to return, or neither.
+        most = 4 if round_ % 2 else 600
         pushed, pulled = some(chance, most), some(chance, most)
         values = chance.integers(-9, 9, (len(pushed), table.width)).astype(np.float32)
         truth[pushed.keys] += values
         found = kv.push("w", pushed, values, ahead=pulled).result(30)
         assert np.array_equal(np.asarray(found).reshape(-1, table.width), truth[pulled.keys])
     everything = np.asarray(kv.pull("w", np.arange(SPAN)).result(30)).reshape(-1, table.width)
-    assert np.array_equal(everything, truth)  # each was counted once
+    assert np.array_equal(everything, truth)  # each push was counted once
 
 
 def test_a_list_of_keys_is_looked_at_when_it_is_made(cluster: Any) -> None:

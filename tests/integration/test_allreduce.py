@@ -1,4 +1,7 @@
-"""All-reduce over gloo, with PyTorch's own DistributedDataParallel and without: the steps of a sync run."""
+"""All-reduce over gloo takes the steps of a sync run, with and without PyTorch's DDP.
+
+DDP is PyTorch's own DistributedDataParallel.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ from shoal.testing.watch import kill, watch
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """Noise with one bright half, which is the class; five slots of 32, so the last step of a pass has one."""
+    """Write images of noise in which one bright half is the class.
+
+    There are five slots of 32 rows, so the last step of an epoch has one slot.
+    """
     draw = np.random.default_rng(0)
     x, y = draw.integers(0, 100, (180, 8, 8), np.uint8), draw.integers(0, 2, 180)
     for image, label in zip(x, y, strict=True):
@@ -89,7 +95,10 @@ def test_who_waits_inside_pytorch_is_told_who_is_lost_and_gets_the_errors_of_wha
 
 
 def test_a_group_that_cannot_end_does_not_hold_up_who_closes_it(tmp_path: Path) -> None:
-    """PyTorch's destructor waits for what is under way, and gloo may not notice that all others have ended."""
+    """PyTorch's destructor waits for pending operations, and `close` must not wait with it.
+
+    gloo may not notice that all other ranks have ended.
+    """
     ended = threading.Event()
 
     class Stuck:
@@ -99,7 +108,7 @@ def test_a_group_that_cannot_end_does_not_hold_up_who_closes_it(tmp_path: Path) 
     group = GlooCollective(tmp_path, 0, 1)
     group.process_group = Stuck()
     group.close()
-    assert not ended.is_set() and group.process_group is None  # and we are here
+    assert not ended.is_set() and group.process_group is None  # close() has returned
     ended.set()
 
 

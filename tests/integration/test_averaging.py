@@ -1,4 +1,4 @@
-"""Ranks that learn alone and take means: what comes out is what the words say, over whatever they take them."""
+"""Ranks that train alone and average get the documented result, over any transport."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plain() -> Watched:
 
 
 def by_hand(of: Job, every: int | None) -> Floats:
-    """The same algorithm in a few lines: everybody in turn, and the mean in double precision."""
+    """Compute the same algorithm in a few lines, rank after rank, with means in float64."""
     dataset = load(of.data, of.seed)
     learner = learner_of(of.model, dataset.train, of.seed)
     slots = Slots(dataset.train.rows, of.data.batch, of.seed)
@@ -54,7 +54,8 @@ def by_hand(of: Job, every: int | None) -> Floats:
     left = 2 * slots.per_pass
     mean = np.zeros_like(cores[0].slab)
     while left:
-        room = min(left, slots.per_pass - (2 * slots.per_pass - left) % slots.per_pass)  # evaluated after each pass
+        # The run is evaluated after each epoch.
+        room = min(left, slots.per_pass - (2 * slots.per_pass - left) % slots.per_pass)
         for rank, ids in parts.plan(room).items():
             left -= len(ids)
             for piece in parts.pieces(ids):
@@ -68,7 +69,7 @@ def by_hand(of: Job, every: int | None) -> Floats:
     return cores[0].weights_in(mean.astype(np.float32))
 
 
-# ---------------------------------------------------------------- what comes out
+# ---------------------------------------------------------------- results
 
 
 @pytest.mark.parametrize("combine", ["mean", "sum"])
@@ -100,7 +101,7 @@ def test_gloo_learns_what_the_store_does_to_rounding() -> None:
 
 
 def test_a_state_that_is_reset_begins_anew_at_every_mean() -> None:
-    """AdaGrad forgets what it has summed, so its steps stay as long as the first."""
+    """AdaGrad drops its sums at every reset, so its steps stay as long as the first."""
     reset = watch(job(strategy__state="reset"))
     assert np.abs(reset.weights).sum() > 1.5 * np.abs(plain().weights).sum()
 
@@ -121,7 +122,7 @@ def test_a_module_is_averaged_and_one_rank_of_it_is_the_serial_run() -> None:
     several.check_counted_once()
 
 
-# ---------------------------------------------------------------- where it goes
+# ---------------------------------------------------------------- waiting, divergence, refusals
 
 
 def test_a_straggler_is_what_the_others_wait_for() -> None:
@@ -153,11 +154,11 @@ def test_gloo_says_what_to_install_where_there_is_no_pytorch(monkeypatch: pytest
         watch(job(strategy__over="gloo", launch__how="processes"))
 
 
-# ---------------------------------------------------------------- taking it up again
+# ---------------------------------------------------------------- resume
 
 
 class Interrupted:
-    """Ctrl-C, at this evaluation."""
+    """Press Ctrl-C at the evaluation of this number."""
 
     def __init__(self, number: int) -> None:
         self._number = number

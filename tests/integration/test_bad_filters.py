@@ -1,4 +1,7 @@
-"""Filters of users' own that fail, at the client or at a server: whoever asked is told, by name, and everybody goes on."""
+"""A user's filter that fails, at a client or a server, is named to the caller.
+
+The client and all servers keep working.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ NO_HEAD = np.empty(0, np.uint8)
 
 
 class Own(BaseException):
-    """What no `except Exception` catches."""
+    """An exception that no `except Exception` catches."""
 
     def __str__(self) -> str:
         raise Own
@@ -78,7 +81,7 @@ class restoring_nothing(_Half):
 
 
 class unable_to_answer(_Half):
-    """Only servers shorten without a seed."""
+    """A filter that fails on servers only, because only servers shorten without a seed."""
 
     def shorten(self, values: Any, seed: int | None) -> Any:
         if seed is None:
@@ -134,7 +137,7 @@ def kv(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr("shoal.filters._known", {})
     with cluster.client() as kv:
         yield kv
-        # The client goes on, and so do all servers.
+        # The client still works, and so do all servers.
         kv.create("other", shoal.Sparse(keys=900, filters=[shoal.Int8(), shoal.DeltaKeys()]))
         assert kv.push_pull("other", [1, 800], [1.0, 1.0]).result(PATIENCE).tolist() == [1.0, 1.0]
         kv.drop("other")
@@ -184,7 +187,8 @@ def test_a_server_whose_filter_fails_answers_without_it_and_tells(kv: Any, kind:
     kv.push("t", slice(0, 900), np.ones(900)).result(PATIENCE)
     assert kv.pull("t", slice(0, 900)).result(PATIENCE).tolist() == [1.0] * 900
     assert kv.push_pull("t", [3, 700], [1.0, 1.0]).result(PATIENCE).tolist() == [2.0, 2.0]
-    assert kv.stats("t")["filters failed"] >= 3  # two servers, then one or both
+    # The pull fails on two servers, the push_pull on one or both.
+    assert kv.stats("t")["filters failed"] >= 3
 
 
 def test_an_answer_that_cannot_be_read_fails_its_task_and_what_was_pushed_is_counted(kv: Any) -> None:

@@ -1,7 +1,10 @@
-"""Data that is wrong is refused in one paragraph: the fact, then the next move; and nothing is left behind.
+"""Bad data is refused in one paragraph: the fact, then what to do next.
 
-Each case goes through `shoal train` and through `shoal.train`, which say the same. Disks are filled for real: a small one
-where this user may mount it, and a limit on the size of files everywhere.
+A refusal leaves nothing behind.
+
+Each case goes through `shoal train` and through `shoal.train`, which say the same. Disks are
+really filled: a small disk where this user may mount one, and a limit on the size of files
+everywhere.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ SETTINGS: dict[str, Any] = {"launch.how": "threads", "stop.epochs": 1.0}
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(cache: Path, tmp_path: Path) -> Iterator[None]:
-    """No folder half made, no thread, no process; what is in the cache is whole."""
+    """Check that no partial folder, thread or process is left and that the cache is valid."""
     threads = set(threading.enumerate())
     yield
     if cache.exists():
@@ -45,7 +48,7 @@ def nothing_is_left(cache: Path, tmp_path: Path) -> Iterator[None]:
 
 
 def lines(*odd: str, at: int = 10) -> str:
-    """A hundred good lines with odd ones among them: the first of those is line ``at + 1``."""
+    """Return a hundred good lines with odd ones inserted, the first as line ``at + 1``."""
     return "".join(f"{line}\n" for line in (*GOOD[:at], *odd, *GOOD[at:]))
 
 
@@ -64,7 +67,10 @@ def run_train(data: str | Path, out: Path, settings: dict[str, Any]) -> Result:
 
 
 def refused(data: str | Path, out: Path, **settings: Any) -> str:
-    """What is said by the command, which is what the function says; neither leaves a folder."""
+    """Return the error of the command, which is also the error of the function.
+
+    Neither of them leaves a folder.
+    """
     settings = {name.replace("__", "."): _plain(value) for name, value in settings.items()}
     ended = run_train(data, out, settings)
     assert ended.exit_code == 2, ended.output
@@ -161,7 +167,7 @@ def test_a_click_log_with_a_column_too_few_or_too_many_is_named(fields: int, tmp
 # ---------------------------------------------------------------- labels
 
 
-@pytest.mark.parametrize("label", ["2", "0.5", "0"])  # 0 among -1 and +1
+@pytest.mark.parametrize("label", ["2", "0.5", "0"])  # the other labels are -1 and +1
 def test_labels_of_more_than_two_classes_are_refused_and_a_model_of_numbers_takes_them(
     label: str, tmp_path: Path
 ) -> None:
@@ -343,7 +349,7 @@ def test_a_stray_id_that_makes_a_model_too_large_for_memory_is_refused(
     assert "256 MB are free" in said and said.endswith("hash the ids to fewer (--set data.hash_bits=20)")
 
 
-# ---------------------------------------------------------------- where things are
+# ---------------------------------------------------------------- paths and permissions
 
 
 def test_a_named_set_without_its_files_says_where_they_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +363,7 @@ def test_a_named_set_without_its_files_says_where_they_belong(tmp_path: Path, mo
 
 
 def mortal() -> list[str]:
-    """Before a command: permissions hold for it, also if we are root."""
+    """Return a command prefix that makes permissions hold for root too."""
     if os.geteuid() != 0:
         return []
     if not shutil.which("setpriv"):
@@ -366,7 +372,7 @@ def mortal() -> list[str]:
 
 
 def shoal_train(*arguments: str | Path, before: list[str] | None = None, **environment: Any) -> Any:
-    """`shoal train` in a process of its own, for which permissions and limits are its own too."""
+    """Run `shoal train` in a process with its own permissions and limits."""
     command = [*(before or []), sys.executable, "-m", "shoal", "train", *map(str, arguments)]
     changes = [f"--set={name}={value}" for name, value in SETTINGS.items()]
     variables = {**os.environ, **{name: str(value) for name, value in environment.items()}}
@@ -394,7 +400,7 @@ def test_without_a_cache_that_can_be_written_training_goes_on_and_leaves_nothing
     assert shoal.Run.load(tmp_path / "run").model is not None
 
 
-# ---------------------------------------------------------------- files that grow
+# ---------------------------------------------------------------- compressed files
 
 MEASURED = """
 import sys
@@ -413,7 +419,7 @@ finally:  # not ru_maxrss: that begins with what our parent had
 def test_a_few_megabytes_that_grow_to_gigabytes_are_refused_and_take_no_memory(line: bytes, tmp_path: Path) -> None:
     unit = gzip.compress(line * ((16 << 20) // len(line)))
     path = write(tmp_path / "bomb.gz", unit * 400)
-    assert path.stat().st_size < 20 << 20  # of 6.7 GB
+    assert path.stat().st_size < 20 << 20  # 6.7 GB unpacked
     out = tmp_path / "runs" / "run"
     command = [sys.executable, "-c", MEASURED, str(path), "--out", str(out)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -426,7 +432,7 @@ def test_a_few_megabytes_that_grow_to_gigabytes_are_refused_and_take_no_memory(l
     assert not out.parent.exists()
 
 
-# ---------------------------------------------------------------- disks that are full
+# ---------------------------------------------------------------- full disks
 
 LIMITED = """
 import json, resource, sys
@@ -464,10 +470,14 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def limited(tmp_path: Path) -> Any:
-    """Train where no file may be larger than so many bytes, from the start or once training has begun."""
+    """Return a function that trains under a limit on the size of files.
+
+    The limit holds from the start, or once training has begun.
+    """
     path, spare = write(tmp_path / "rows.svm", lines()), tmp_path / "spare"
     spare.mkdir()
-    load(DataSource(str(path)), 0)  # packed already: it is the run folder that does not fit
+    # The rows are packed already, so only the run folder exceeds the limit.
+    load(DataSource(str(path)), 0)
 
     def run(most: int, when: str) -> Ended:
         command = [sys.executable, "-c", LIMITED, str(path), str(tmp_path / "runs" / "run"), str(most), when]
@@ -486,7 +496,7 @@ def test_a_run_that_can_be_saved_nowhere_is_in_the_error_and_training_went_on(li
     assert f"cannot write to {tmp_path}/runs/run (File too large), nor to {ended.spare}" in ended.facts["why"]
     assert ended.facts["why"].endswith("the model is in memory only, as error.run.model; make room and save it")
     assert ended.facts["learned"] > 0 and ended.facts["at"] == "None"
-    assert list(ended.spare.iterdir()) == []  # nothing half
+    assert list(ended.spare.iterdir()) == []  # no partial file
     assert "Traceback" not in ended.errors
 
 
@@ -593,11 +603,11 @@ def test_a_disk_that_fills_up_costs_no_run(tmp_path: Path) -> None:
         assert run.summary["test_loss"] == told[when]["loss"] and run.summary["stopped_because"] == "3 epochs done"
         assert run.model is not None and run.model.nonzeros == told[when]["learned"] > 0
         assert [type(event).__name__ for event in run.events].count("Stopped") == 1
-        assert "summary.json" not in told[when]["left"]  # a folder that has it is whole
+        assert "summary.json" not in told[when]["left"]  # a folder with a summary is complete
 
 
 def test_a_full_disk_is_no_success_for_a_script(tmp_path: Path) -> None:
-    """The run is rescued, and the exit code says that it is not where it was asked for."""
+    """The run is saved elsewhere, and the exit code says that it is not in its folder."""
     disk, spare, path = tmp_path / "disk", tmp_path / "spare", write(tmp_path / "rows.svm", lines())
     ended = on_a_small_disk(disk, spare, FILLED_BY_COMMAND, disk, path)
     assert ended.returncode == 1, (ended.stdout, ended.stderr)
@@ -635,7 +645,8 @@ def test_events_that_cannot_be_written_do_not_stop_a_run_and_are_there_at_the_en
     sent: list[str] = []
 
     def heard(event: Any) -> None:
-        if not sent:  # from the second event on the file is on a device that is full
+        # From the second event on, the file is on a full device.
+        if not sent:
             (out / "full").symlink_to("/dev/full")
             os.replace(out / "full", out / "events.jsonl")
         sent.append(type(event).__name__)
@@ -643,7 +654,7 @@ def test_events_that_cannot_be_written_do_not_stop_a_run_and_are_there_at_the_en
     run = shoal.train(path, out=out, epochs=3, settings={"launch.how": "threads"}, on_event=heard)
     assert run.folder == out and not (out / "events.jsonl").is_symlink()
     assert [type(event).__name__ for event in shoal.Run.load(out).events] == sent
-    assert Path("/dev/full").is_char_device()  # it was the link that was replaced
+    assert Path("/dev/full").is_char_device()  # only the link was replaced
 
 
 PACKED = """

@@ -1,4 +1,7 @@
-"""``shoal bench bytes``: runs, counts what it says it counts, and draws it. How much is saved on real rows is not asked here."""
+"""``shoal bench bytes`` counts and draws the bytes that filters save.
+
+How much they save on real rows is not tested here.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from benchmarks import bytes as module
 from benchmarks.bytes import ALL, BLOCKS, FTRL, KKT, NONE, Results, Set, Settings
 from shoal.cli.main import main
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 SMALL = Settings(
     sets=(Set(data="rcv1"), Set(data="clicks", rows=2_000, passes=2.0, blocks=2, most=6.0, objective=None, violation=None)),
@@ -48,11 +51,11 @@ def test_what_filters_save_is_counted_and_drawn(monkeypatch: pytest.MonkeyPatch,
         assert case.to_servers <= case.wire_to_servers and case.to_workers <= case.wire_to_workers
         assert case.way.name == NONE or case.to_servers < 0.95 * none.to_servers
     none = by[FTRL, NONE]
-    assert 1 <= none.to_servers / none.plain_to_servers < 1.001  # a byte more for each array
+    assert 1 <= none.to_servers / none.plain_to_servers < 1.001  # one more byte for each array
     assert found.ratios(by[FTRL, "int8"])[1] == pytest.approx(4, rel=0.02)
     assert found.ratios(by[FTRL, ALL])[0] > 6
     plain, kkt = by[BLOCKS, NONE], by[BLOCKS, KKT]
-    assert by[BLOCKS, "delta"].objective == plain.objective  # nothing is lost
+    assert by[BLOCKS, "delta"].objective == plain.objective  # delta coding loses nothing
     assert kkt.skipped[-1] > 0.5 and kkt.objective == pytest.approx(plain.objective, rel=0.05)
 
     pytest.importorskip("matplotlib")

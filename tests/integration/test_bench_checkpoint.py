@@ -1,4 +1,7 @@
-"""The benchmark of checkpoints runs, says what it measured, and leaves nothing behind. How fast is not asked here."""
+"""The checkpoint benchmark runs, reports what it measured, and leaves nothing behind.
+
+Its speed is not tested here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from benchmarks.checkpoint import CONTESTANTS, Results, Settings, measure
 from shoal.cli.main import main
 from shoal.errors import Invalid
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 SMALL = Settings(megabytes=2, segment=1, repeat=2)
 LIVE = live_checkpoint.Settings(megabytes=4, floats=10_000, quiet=0.1, rounds=1)

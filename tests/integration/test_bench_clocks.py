@@ -1,4 +1,4 @@
-"""``shoal bench clocks``: runs, finds both sides of one mind, and keeps to the order of memory it promises (S1-19)."""
+"""``shoal bench clocks``: both methods agree, and memory has the promised order (S1-19)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from benchmarks.clocks import Results, Settings, measure
 from shoal.cli.main import main
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 
 @pytest.mark.soak

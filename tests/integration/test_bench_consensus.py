@@ -1,4 +1,7 @@
-"""``shoal bench consensus``: the distance falls as the graph predicts, at once where all are linked, and never between pieces (S3-10)."""
+"""``shoal bench consensus``: the distance falls as the graph predicts (S3-10).
+
+It falls at once in a complete graph, and never between disconnected parts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from benchmarks.consensus import APART, Case, Results, Settings, measure
 from shoal.cli.main import main
 from shoal.errors import Invalid
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 
 def test_the_measured_gap_is_within_a_tenth_of_the_predicted_one() -> None:

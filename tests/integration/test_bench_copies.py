@@ -1,4 +1,7 @@
-"""``shoal bench copies``: runs, and copies cost the bytes that they should. How fast is not asked here."""
+"""``shoal bench copies`` runs, and copies cost the expected bytes.
+
+Speed is not tested here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from benchmarks.copies import KINDS, Results, Settings, measure
 from shoal.cli.main import main
 from shoal.errors import Invalid
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 SMALL = Settings(floats=48_000, keys=20_000, drawn=4_000, flying=8, dense_pushes=16, sparse_pushes=16, repeat=2)
 
@@ -31,8 +34,10 @@ def test_copies_cost_the_bytes_that_they_should(monkeypatch: pytest.MonkeyPatch,
         assert 1 <= case.union <= 8
         if case.copies == 1:
             assert case.share < 0.1 and case.ratio == 1.0
-        else:  # a busy machine may make servers say it twice: never less than all of it
-            assert case.share > 0.98 * case.expected  # a push has more to say in its header than a change
+        else:
+            # On a busy machine servers may send it twice, but never less than all of it. 0.98,
+            # because the header of a push is larger than that of a change.
+            assert case.share > 0.98 * case.expected
     step = {case.copies: case for case in found.cases if case.kind == "dense step"}
     assert step[2].limit == pytest.approx(1.3 / 8) and step[3].limit == pytest.approx(2.6 / 8)
     assert step[1].limit is None

@@ -1,4 +1,7 @@
-"""``shoal bench curve``: runs all ways, and whoever may not come in is told. How fast is not asked here."""
+"""``shoal bench curve`` runs in all modes, and refused callers learn the reason.
+
+Speed is not tested here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from benchmarks.encryption import Results, Settings, measure
 from shoal.cli.main import main
 from shoal.errors import Invalid
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 SMALL = Settings(floats=20_000, pushes=4, trips=5, rows=2_000, repeat=2, runs=1, refusals=1)
 

@@ -1,4 +1,7 @@
-"""Dense, sparse and all-reduce are measured, and it is said where they cross. How fast anybody is is not asked here."""
+"""The benchmark measures dense, sparse and all-reduce, and reports where they cross.
+
+Speed is not tested here.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from benchmarks.dense import Case, Results, Settings, crossing, verdicts
 from benchmarks.harness import machine
 from shoal.cli.main import main
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 TINY = Settings(weights=(2_000,), densities=(0.01, 1.0), rounds=1, seconds=0.01)
 

@@ -1,4 +1,7 @@
-"""``shoal bench elastic`` and ``shoal bench billion``, small: servers come and go, and every count and every float is right."""
+"""``shoal bench elastic`` and ``shoal bench billion`` give right results when small.
+
+Servers join and leave, and every count and every float is right.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from benchmarks import billion, elastic
 from shoal.cli.main import main
 from shoal.views.axes import save
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 
 @pytest.mark.soak
@@ -22,7 +25,7 @@ def test_a_server_joins_and_leaves_while_all_slots_are_counted_once(tmp_path: Pa
     assert (results.lost, results.doubled, results.errors) == (0, 0, [])
     assert {"count", "leaving"} <= {move.why for move in results.moves}
     assert results.stalls()
-    for phase in results.phases:  # a mean lies among what it is the mean of
+    for phase in results.phases:  # a mean lies within the range of its points
         within = [rate for at, rate in results.rates if phase.start <= at <= phase.stop]
         assert not within or min(within) <= phase.rate <= max(within)
     assert results.machine.load is not None and "load average" in str(elastic.table(results).caption)
@@ -32,12 +35,13 @@ def test_a_server_joins_and_leaves_while_all_slots_are_counted_once(tmp_path: Pa
 
 
 def test_the_mean_of_a_stretch_is_that_of_the_points_in_it() -> None:
-    seen = [(0.1 * i, 100 * i if i <= 50 else 5_000) for i in range(101)]  # 1,000 rows a second for 5 s, then none
+    # 1,000 rows a second for 5 s, then none.
+    seen = [(0.1 * i, 100 * i if i <= 50 else 5_000) for i in range(101)]
     rates = elastic._rates(seen)
     marks = {"joins": 4.0, "has its share": 4.01, "leaves": 7.0, "is gone": 7.5}
     phases = {one.name: one for one in elastic._phases(marks, rates, 10.0)}
     assert phases["before"].start == 2.0 and abs(phases["before"].rate - 1_000) < 1
-    assert abs(phases["it joins"].rate - 1_000) < 1  # shorter than the distance of two points
+    assert abs(phases["it joins"].rate - 1_000) < 1  # shorter than the distance between two points
     assert phases["it leaves"].rate == phases["after"].rate == 0
     assert elastic._rates(seen[:3]) == []
 

@@ -1,4 +1,7 @@
-"""``shoal bench failover``: servers die, all segments are pushed to again, nothing is lost. How soon is not asked here."""
+"""``shoal bench failover``: servers die, all segments accept pushes again.
+
+Nothing is lost. How soon it happens is not tested here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from shoal.cli.main import main
 from shoal.errors import Invalid
 from tests.support.warm_forkserver import offspring
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 
 def test_killed_and_stopped_servers_are_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

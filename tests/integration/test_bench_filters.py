@@ -1,4 +1,7 @@
-"""``shoal bench filters``: runs on made-up rows, and says what each filter leaves. How fast is not asked here."""
+"""``shoal bench filters`` runs on synthetic rows and reports what each filter leaves.
+
+Speed is not tested here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from rich.console import Console
 
 from benchmarks.filters import NAMED, Results, Settings, measure, table
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 pytest.importorskip("lz4")
 pytest.importorskip("zstandard")

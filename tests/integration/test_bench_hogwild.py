@@ -1,4 +1,7 @@
-"""The study of Hogwild runs, fixes its loss before it times, and compares with the best of one thread. How fast anybody is is not asked here."""
+"""The Hogwild study fixes its loss before it times, and compares with one thread.
+
+It compares with the best case of one thread. Speed is not tested here.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from benchmarks.hogwild import (
 )
 from shoal.cli.main import main
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 TINY = Settings(
     rows=2_000,
@@ -53,7 +56,7 @@ def test_the_command_prints_and_keeps_what_it_measured(tmp_path: Path, monkeypat
     for goal in results.goals:
         cases = [case for case in results.cases if case.shape == goal.shape.name]
         alone = [case.seconds for case in cases if case.threads == 1 and case.variant.way != "sklearn" and case.seconds]
-        assert goal.seconds == min(alone)  # the rival is the best of one thread
+        assert goal.seconds == min(alone)  # the rival is the best case of one thread
         for way in ("example", "locked", "batched", "hot_cold"):
             assert [case.threads for case in cases if case.variant.way == way] == [1, 2]
         assert all(case.rows_per_second > 0 for case in cases)

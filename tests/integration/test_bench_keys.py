@@ -1,4 +1,4 @@
-"""``shoal bench keys``: runs, and counts what it says it counts."""
+"""``shoal bench keys`` runs and counts what it reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.console import Console
 
 from benchmarks.keys import RIVALS, Settings, measure, table
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def test_it_counts_keys_and_bytes_and_shows_what_is_left_of_clicks() -> None:
     results = measure(small, told.append)
     assert len(told) == 2 + len(RIVALS) + 2
     assert results.store.keys == 20_000 and 24 < results.store.bytes_per_key < 40
-    assert results.rare.rows < 200  # which had cells in common with others
+    assert results.rare.rows < 200  # keys that shared their counter cells with others
     every, some = results.clicks
     assert 0 < some.weights < every.weights
     with (console := Console(width=140)).capture() as shown:

@@ -1,4 +1,7 @@
-"""``shoal bench placement``: after many changes segments lie evenly, and hardly more was copied than had to be."""
+"""``shoal bench placement``: segments stay evenly placed after many changes.
+
+Hardly more is copied than necessary.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from click.testing import CliRunner
 from benchmarks.placement import Results, Settings, case_of, measure
 from shoal.cli.main import main
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 
 def test_ours_is_even_after_every_change_and_copies_little_more_than_it_must() -> None:
     for case in measure(Settings(servers=(4,), per_server=(8,), copies=(1, 2), changes=40)).cases:
         ours = case.rules["shoal"]
-        assert ours.primaries_worst <= 1.5  # one more than the mean, where that is a few
+        assert ours.primaries_worst <= 1.5  # one more than the mean, and the mean is small
         assert ours.ratio(case.shares) < 1.25 and ours.over_least < 1.1
         assert all(one.copied >= one.least for one in case.rules.values())
         for rival in ("ring", "rendezvous", "modulo"):

@@ -1,4 +1,7 @@
-"""The benchmark of the readers runs, says what it measured, and leaves nothing behind. How fast is not asked here."""
+"""The benchmark of the readers runs, reports what it measured, and leaves nothing behind.
+
+Speed is not tested here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from rich.console import Console
 from benchmarks.reading import Results, Settings, measure, table
 from shoal.errors import Invalid
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 pytest.importorskip("sklearn")
 

@@ -1,4 +1,4 @@
-"""What ``shoal bench`` wrote on earlier days is read and shown as what it writes today."""
+"""Results that ``shoal bench`` wrote earlier are read and shown like new ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.cli import bench as bench_command
 from shoal.cli.main import main
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "results"
-OLDER = ("curve",)  # written before checksums were measured apart from the rest
+OLDER = ("curve",)  # written before checksums were measured separately
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.json")) if path.stem not in OLDER}
 MODULES = {**{name: module for name, (module, _) in BENCHES.items()}, "skew": "skew", "hogwild-16-cores": "hogwild"}
 

@@ -1,4 +1,7 @@
-"""Block-proximal is measured beside liblinear on made-up rows. How fast anybody is is not asked here."""
+"""The benchmark measures block-proximal beside liblinear on synthetic rows.
+
+Speed is not tested here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from benchmarks import sparse_logistic
 from benchmarks.sparse_logistic import Results, Settings
 from shoal.cli.main import main
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 TINY = Settings(data=("rcv1-like",), rows=2_000, l1=0.5, workers=(2,), delays=(0, 1), blocks=4, parts=2, rivals=())
 
@@ -39,7 +42,7 @@ def test_the_command_solves_what_liblinear_solves_with_and_without_delay(
     ]
     assert all(one.solved and one.nonzeros > 10 for one in found.cases)
     for alone, together in (found.cases[1:3], found.cases[3:5]):
-        assert alone.objective == together.objective  # the very same run, whoever computes it
+        assert alone.objective == together.objective  # the same run, with one thread or two workers
 
 
 def test_an_unknown_set_is_refused_in_words() -> None:

@@ -1,4 +1,7 @@
-"""The benchmark of the store runs, says what it measured, and leaves nothing behind. How fast is not asked here."""
+"""The store benchmark runs, reports what it measured, and leaves nothing behind.
+
+Speed is not tested here.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from benchmarks.store import Case, Results, Settings, measure, table
 from shoal.errors import Invalid
 from tests.support.warm_forkserver import offspring
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 TINY = Settings(
     keys=2_000,
@@ -35,8 +38,8 @@ def results() -> Results:
     before = running()
     lines: list[str] = []
     found = measure(TINY, lines.append)
-    assert running() <= before  # its servers and rivals ended with it
-    assert len(lines) == len(found.cases) + 3  # one for each case, and one for each start
+    assert running() <= before  # its servers and rivals have ended
+    assert len(lines) == len(found.cases) + 3  # one for each case and one for each start
     return found
 
 

@@ -1,4 +1,7 @@
-"""The benchmark of modules runs and says what it measured. How fast anybody is is not asked here."""
+"""The benchmark of modules runs and reports what it measured.
+
+Speed is not tested here.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from shoal.cli.main import main
 from shoal.errors import Invalid
 from shoal.events import Evaluated, Progress, RunEvent
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 TINY = Settings(net="linear", batch=8, workers=(1,), rivals=("plain",), rounds=1, seconds=0.1, warm=1)
 

@@ -1,4 +1,4 @@
-"""``shoal bench wire``: runs, and halves what it says it halves."""
+"""``shoal bench wire`` runs, and 16 bits halve the bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rich.console import Console
 
 from benchmarks.half_precision import FORMS, Settings, measure, table
 
-pytestmark = pytest.mark.slow  # what a benchmark measures is tested elsewhere
+pytestmark = pytest.mark.slow  # other tests cover the measured code
 
 
 def test_sixteen_bits_are_half_the_bytes() -> None:

@@ -1,4 +1,8 @@
-"""Nobody who is only told can hold a run up: callbacks that sleep or raise, pipes that nobody reads, a log that hangs. Real processes."""
+"""Code that only observes a run cannot hold it up.
+
+These are callbacks that sleep or raise, pipes that nobody reads, and a log that hangs. The tests
+use real processes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ def python(code: str, out: Path, **streams: Any) -> subprocess.CompletedProcess[
 
 
 def is_whole(out: Path) -> list[Any]:
-    """The run has ended well, and left all that it should; its events."""
+    """Check that the run ended well and left all its files, and return its events."""
     back, events = Run.load(out), read_run(out / "events.jsonl")
     assert back.model is not None and not back.summary["failed"] and back.summary["examples"] == 2 * 600
     assert isinstance(events[-1], Stopped) and sum(isinstance(event, Evaluated) for event in events) >= 2
@@ -41,7 +45,7 @@ def is_whole(out: Path) -> list[Any]:
 
 @contextlib.contextmanager
 def unread() -> Iterator[int]:
-    """The end of a pipe that is full, and that nobody reads."""
+    """Yield the write end of a full pipe that nobody reads."""
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     with contextlib.suppress(BlockingIOError):
@@ -87,7 +91,8 @@ except KeyboardInterrupt as error:
     if "ValueError" in what:
         is_whole(tmp_path / "run")
         assert ran.stdout == "1\n" and "ValueError: mine in on_event, which is not called any more" in ran.stderr
-    else:  # what is no error wants an end
+    else:
+        # An exception that is not an error asks for the end of the run.
         assert ran.stdout.split()[0] == "interrupted" and Run.load(tmp_path / "run").summary["failed"]
 
 

@@ -1,4 +1,7 @@
-"""Questions asked of a cluster: threads where that shows the same, real processes where something fails or dies."""
+"""Clients ask questions of a cluster with `kv.call`.
+
+The tests use threads where that is enough, and real processes where something fails or dies.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ def threads() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProcessCluster, Path]]:
-    """Two copies of everything, and servers that know questions of ours."""
+    """Start servers that have two copies of everything and know our questions."""
     folder = tmp_path_factory.mktemp("questions")
     (folder / "our_questions.py").write_text(MODULE.format(folder=str(folder)))
     with pytest.MonkeyPatch.context() as patch:
@@ -221,12 +224,14 @@ def test_a_server_that_is_killed_while_it_is_asked_costs_nothing(
     ours()
     ask.start()
     asked = {f"asked-{cluster.pids[name]}" for name in holding}
-    assert soon(lambda: asked <= {file.name for file in folder.glob("asked-*")})  # all of them are at it
+    # All of them are computing.
+    assert soon(lambda: asked <= {file.name for file in folder.glob("asked-*")})
     os.kill(cluster.pids[min(holding)], signal.SIGKILL)
     (folder / "go").touch()
     ask.join(60)
     visit.close()
-    assert [one.numbers.tolist() for one in found] == [[900]]  # every row once: those of the dead by who took over
+    # Every row is counted once: the new primaries answer for the rows of the dead server.
+    assert [one.numbers.tolist() for one in found] == [[900]]
 
 
 def test_the_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The proxy of drills: nobody notices it, it keeps two nodes apart, and it forgets what has ended."""
+"""The proxy of drills goes unnoticed, separates two nodes, and drops what has ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ONES = np.ones(100, np.float32)
 
 @contextmanager
 def started(servers: int, copies: int = 1) -> Iterator[tuple[Proxy, ProxiedCluster, shoal.KV]]:
-    """A cluster behind a proxy, and a client with a table."""
+    """Yield a proxy, a cluster behind it, and a client with a table."""
     with Proxy() as proxy, ProxiedCluster(proxy.through, servers, copies) as cluster:
         cluster.start()
         with cluster.client("ann") as ann:

@@ -1,4 +1,4 @@
-"""``shoal data``: what a user sees of sets that are listed, fetched and split."""
+"""``shoal data`` shows a user which sets are listed, fetched and split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.data import mnist
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a cache of its own, and no way out."""
+    """Provide a folder with its own cache and without a network."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("SHOAL_DATA", raising=False)

@@ -1,4 +1,7 @@
-"""`shoal train --resume`, and the same command again: which runs go on, which are refused, and what is said."""
+"""`shoal train --resume`, and the same command again: which runs resume.
+
+It also covers which runs are refused, and what is printed.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +53,12 @@ def refused(*arguments: str) -> str:
 
 
 def unfinished(path: str = "run", *more: str) -> Job:
-    """A run that was killed before its first checkpoint."""
+    """Make a run that was killed before its first checkpoint."""
     job = Job.of({"data": {"source": "rows.svm", "batch": 10}, "strategy": "sync", "stop": {"epochs": 2.0},
                   "launch": {"how": "threads"}})  # fmt: skip
     folder = RunFolder(Path(path), job)
     folder.append("events.jsonl", b'{"event":"joined","seconds":0.0,"name":"worker-0","role":"worker"}\n{"event":"prog')
-    folder._lock = None  # as when its process is gone
+    folder._lock = None  # as if its process were gone
     assert (Path(path) / "lock").exists()
     return job
 
@@ -96,7 +99,7 @@ def test_what_would_make_it_another_run_is_refused_by_name(home: Path, change: l
     unfinished()
     before = contents(home / "run")
     assert says in refused("--resume", "run", *change)
-    assert says in refused(*JOB, "--out", "run", *change)  # the same command, but for that
+    assert says in refused(*JOB, "--out", "run", *change)  # the same command with that change
     assert contents(home / "run") == before
 
 
@@ -139,7 +142,7 @@ def test_a_finished_run_is_told_and_its_figures_shown_again(home: Path) -> None:
     assert refused(*JOB, "--out", "run") == "run has a run in it already: choose another folder, or remove it"
 
 
-# ---------------------------------------------------------------- goes on
+# ---------------------------------------------------------------- resumed
 
 
 @pytest.mark.variants(slow=["same command"])
@@ -161,7 +164,7 @@ def test_without_a_checkpoint_it_begins_anew_and_says_so(home: Path, how: tuple[
 
 
 def test_a_run_that_was_killed_can_be_taken_up_at_once(home: Path, den: Den) -> None:
-    """F43 and worse: kill -9. Its lock ends with it."""
+    """F43 and worse: after kill -9, the lock ends with its process."""
     process = den.start("-m", "shoal", "train", *ENDLESS, "--out", "run")
     assert soon(lambda: (home / "run" / "events.jsonl").exists())
     assert "goes on right now" in refused("--resume", "run")
@@ -174,11 +177,11 @@ def test_a_run_that_was_killed_can_be_taken_up_at_once(home: Path, den: Den) -> 
     assert [type(event) for event in run.events].count(Stopped) == 1
 
 
-# ---------------------------------------------------------------- damaged, or somebody else's
+# ---------------------------------------------------------------- damaged, or of another run
 
 
 def stopped(path: str = "run", saves: int = 1, **settings: Any) -> Path:
-    """A run that was interrupted, with so many checkpoints."""
+    """Make an interrupted run with this many checkpoints."""
     job = Job.of({"data": {"source": "rows.svm", "batch": 10}, "strategy": "sync", "stop": {"epochs": 1e9},
                   "launch": {"how": "threads"}, **settings})  # fmt: skip
 
@@ -186,7 +189,7 @@ def stopped(path: str = "run", saves: int = 1, **settings: Any) -> Path:
         assert soon(lambda: training.course.done)
         for _ in range(saves - 1):
             training._client.save(60)
-        raise KeyboardInterrupt  # which saves, too
+        raise KeyboardInterrupt  # this also saves
 
     with pytest.raises(KeyboardInterrupt):
         execute(job, Path(path), started=started)
@@ -218,7 +221,8 @@ def test_a_job_that_was_edited_is_not_that_of_its_checkpoints(home: Path, was: s
 @pytest.mark.slow
 def test_checkpoints_of_another_run_are_passed_over_by_name(home: Path) -> None:
     run = stopped()
-    [mine] = saved(run)  # not always the first: a try that was given up had a number, too
+    # Not always the first: an attempt that was given up also had a number.
+    [mine] = saved(run)
     for unfinished in set((run / "checkpoints").glob("0*")) - {mine}:
         shutil.rmtree(unfinished)
     theirs = saved(stopped("other", int(mine.name) + 1, seed=3))[-1]
@@ -280,7 +284,7 @@ def test_a_full_disk_leaves_the_run_as_it_was(home: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     folder = RunFolder.existing(Path("run"))
     heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limit[1]))  # as good as full
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limit[1]))  # like a full disk
     try:
         with pytest.raises(Invalid, match=r"cannot write to .*run: .*: make room"):
             folder.begin_again(Job(), fresh=True)

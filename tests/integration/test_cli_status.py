@@ -1,4 +1,4 @@
-"""``shoal status``: a cluster that runs is shown, and where nobody is that is said."""
+"""``shoal status`` shows a running cluster, and says so where there is none."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_a_cluster_is_shown_by_its_address(cluster: ProcessCluster) -> None:
 def test_a_cluster_is_told_as_json_and_to_python(cluster: ProcessCluster) -> None:
     told = json.loads(CliRunner().invoke(main, ["status", cluster.address, "--json"]).output)
     assert told["coordinator"] == cluster.address
-    assert {one["name"] for one in told["members"]} == {"server-0", "server-1", "ann"}  # who looks is no member
+    # The observer is not a member.
+    assert {one["name"] for one in told["members"]} == {"server-0", "server-1", "ann"}
     segments = cluster.status().segments()
     assert [one["number"] for one in told["segments"]] == [one.number for one in segments]
     assert all({copy.role for copy in one.copies} == {"primary", "backup"} for one in segments)
@@ -60,7 +61,8 @@ def test_a_run_is_shown_by_its_folder_while_it_runs_and_not_afterwards(tmp_path:
     folder, seen = tmp_path / "run", list[str]()
 
     def started(training: ServerRun) -> None:
-        assert soon(lambda: training.course.done)  # what is interrupted before it began leaves nothing
+        # A run that is interrupted before it began leaves nothing.
+        assert soon(lambda: training.course.done)
         seen.append(CliRunner().invoke(main, ["status", str(folder)]).output)
         raise KeyboardInterrupt
 

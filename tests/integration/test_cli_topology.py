@@ -1,4 +1,4 @@
-"""``shoal topology`` and ``--allow-disconnected``: what a user sees of a graph before anybody is trained on it."""
+"""``shoal topology`` and ``--allow-disconnected`` show a graph before training."""
 
 from __future__ import annotations
 

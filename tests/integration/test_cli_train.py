@@ -1,6 +1,7 @@
-"""`shoal train` and `shoal data` as they are typed: what they print and where, how they end, what they leave.
+"""`shoal train` and `shoal data` as typed: what they print, how they end, what they leave.
 
-Quick ones call the command in this process; what is about signals, pipes, locales and two at once starts real ones.
+Quick tests call the command in this process. Tests of signals, pipes, locales and two commands at
+once start real processes.
 """
 
 from __future__ import annotations
@@ -29,28 +30,29 @@ from shoal.strategies.parameter_server.run import ServerRun
 from tests.support.sandbox import Den, soon
 
 ROWS = "".join(f"{(-1) ** n} {n % 20 + 1}:1 {n % 7 + 30}:0.5\n" for n in range(100))
-# A shell says 130 of both: `python -m` ends itself by the signal if that was heard inside of an exec, such as a dataclass being made.
+# A shell reports 130 for both. `python -m` ends itself by the signal if the signal arrives inside
+# an exec, such as the creation of a dataclass.
 INTERRUPTED = (130, -signal.SIGINT)
 QUICK = ("--epochs", "1", "--set", "launch.how=threads")
 
 
 @pytest.fixture
 def home(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where commands are typed; rows.svm lies there."""
+    """Change to a folder that contains rows.svm."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.svm").write_text(ROWS)
     return tmp_path
 
 
 def call(*arguments: str) -> Result:
-    """The command, in this process."""
+    """Run the command in this process."""
     ended = CliRunner().invoke(main, arguments, prog_name="shoal")
     assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
     return ended
 
 
 def refused(*arguments: str) -> str:
-    """What `shoal train` says when it does not begin; it leaves nothing."""
+    """Return the error of a `shoal train` that is refused and leaves nothing."""
     before = sorted(Path().iterdir())
     ended = call("train", *arguments)
     assert (ended.exit_code, ended.stdout) == (2, ""), ended.output
@@ -59,7 +61,7 @@ def refused(*arguments: str) -> str:
 
 
 def start(*arguments: str, code: str = "", **environment: str) -> subprocess.Popen[bytes]:
-    """The command, in a process of its own."""
+    """Start the command in its own process."""
     python = ["-c", f"{code}\nfrom shoal.cli.main import main; main(prog_name='shoal')"] if code else ["-m", "shoal"]
     return subprocess.Popen(
         [sys.executable, *python, *arguments],
@@ -209,7 +211,7 @@ def test_a_loss_that_ran_away_fails_and_is_still_json(home: Path) -> None:
 
 
 def test_run_folders_get_fresh_numbers(home: Path) -> None:
-    (home / "runs" / "rows-logistic-async-2").mkdir(parents=True)  # somebody's
+    (home / "runs" / "rows-logistic-async-2").mkdir(parents=True)  # somebody else's
     for _ in range(2):
         assert call("train", "rows.svm", *QUICK).exit_code == 0
     assert sorted(os.listdir("runs")) == [f"rows-logistic-async-{number}" for number in (1, 2, 3)]
@@ -274,7 +276,7 @@ def test_rows_are_not_written_over_what_is_no_file(home: Path) -> None:
         ended = call("data", "make", "clicks", path, "--rows", "10")
         assert ended.exit_code == 2 and f"cannot write {path}: {says}" in ended.stderr
         assert ended.stderr.endswith("choose another path\n")
-    assert Path("pipe").is_fifo()  # once a device was replaced by a file
+    assert Path("pipe").is_fifo()  # in an old bug, a file replaced a device
     assert sorted(os.listdir()) == ["pipe", "rows.svm"]
     ended = call("data", "make", "clik", "x.svm")
     assert ended.exit_code == 2 and "no synthetic set 'clik': there are clicks and rcv1-like" in ended.stderr
@@ -289,7 +291,8 @@ def test_two_that_want_the_same_folder_one_gets_it_the_other_is_told(home: Path)
     told = [process.communicate(timeout=120) for process in both]
     assert sorted(process.returncode for process in both) == [0, 2], told
     (loser,) = (said for process, said in zip(both, told, strict=True) if process.returncode == 2)
-    assert loser[0] == b"" and b"Error: run has a run in it already" in loser[1]  # and goes on, or has just ended
+    # The other run is still running, or has just ended.
+    assert loser[0] == b"" and b"Error: run has a run in it already" in loser[1]
     assert b": choose another folder, or " in loser[1].splitlines()[-1]
     assert shoal.Run.load("run").summary["stopped_because"] == "1 epoch done"
 
@@ -311,7 +314,8 @@ def test_many_that_ask_for_a_number_at_the_same_moment_all_get_another(tmp_path:
         for turn in range(5):
             together.wait(30)
             folder = RunFolder.numbered(tmp_path / "runs" / "run", Job())
-            if turn % 2:  # some never begin, and take their folders with them
+            # Some never begin, and remove their folders.
+            if turn % 2:
                 folder.discard()
             else:
                 got.append(folder.path.name)
@@ -330,7 +334,8 @@ def test_a_folder_is_refused_while_somebody_makes_it_and_free_when_they_gave_up(
         RunFolder(tmp_path / "a" / "b" / "run", Job())
     (tmp_path / "a" / "notes.txt").write_text("mine")
     first.discard()
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["notes.txt"]  # only what was made for it went
+    # Only folders that were made for the run are removed.
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["notes.txt"]
 
 
 # ---------------------------------------------------------------- Ctrl-C
@@ -355,7 +360,7 @@ def test_ctrl_c_while_it_trains_ends_all_processes_and_the_folder_says_so(home: 
     child = den.start("-m", "shoal", "train", str(home / "rows.svm"), "--out", str(home / "run"), *endless)
     events = home / "run" / "events.jsonl"
     assert soon(lambda: events.exists() and b'"number":1,' in events.read_bytes(), 60)
-    os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all of them
+    os.killpg(child.pid, signal.SIGINT)  # to all processes, as a terminal does
     out, errors = child.communicate(timeout=60)
     assert child.returncode in INTERRUPTED, errors
     assert out == "" and "Traceback" not in errors
@@ -421,7 +426,7 @@ def test_streams_that_are_closed_or_full_do_not_stop_a_run(home: Path, closed: s
     assert shoal.Run.load("runs/rows-logistic-async-1").model is not None
 
 
-# ---------------------------------------------------------------- places and languages
+# ---------------------------------------------------------------- paths and locales
 
 
 @pytest.mark.slow
@@ -438,7 +443,8 @@ def test_a_path_with_spaces_and_letters_of_any_language_works(home: Path) -> Non
 
 @pytest.mark.slow
 def test_where_no_language_is_known_plain_names_work_and_others_are_refused(home: Path) -> None:
-    bare = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # what Python does about it is switched off
+    # Switch off Python's own handling of such a locale.
+    bare = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     finish(start("train", "rows.svm", *QUICK, "--out", "run", **bare))
     assert shoal.Run.load("run").model is not None
     (home / "Grüße.svm").write_text(ROWS)
@@ -477,7 +483,7 @@ def test_verbosity_chooses_how_much_is_told_and_the_folder_has_it_all(home: Path
         ended = call("train", "rows.svm", *QUICK, "--verbosity", str(level), "--out", f"run-{level}")
         assert ended.exit_code == 0, ended.output
         told[level] = ended.stderr.splitlines()
-        assert bool(ended.stdout) == (level > 0)  # the figures; errors only is errors only
+        assert bool(ended.stdout) == (level > 0)  # level 0 prints errors only, not the figures
     assert told[0] == []
     assert len(told[1]) < len(told[2]) < len(told[3])
     assert any("worker-0 joined" in line for line in told[2]) and not any("joined" in line for line in told[1])
@@ -485,7 +491,7 @@ def test_verbosity_chooses_how_much_is_told_and_the_folder_has_it_all(home: Path
     for level in range(4):
         log, events = Path(f"run-{level}/log.txt").read_text().splitlines(), read_run(Path(f"run-{level}/events.jsonl"))
         assert log[-1].partition("stopped: ")[2].startswith("1 epoch done") and any("joined" in line for line in log)
-        assert (len(log) == len(events)) == (level == 3)  # filtered, and full
+        assert (len(log) == len(events)) == (level == 3)  # only level 3 logs every event
 
 
 def test_verbosity_0_leaves_the_json_and_errors(home: Path) -> None:
@@ -508,7 +514,7 @@ def test_verbosity_is_a_setting_of_a_job_and_may_change_when_a_run_goes_on(home:
 
     def interrupt(training: ServerRun) -> None:
         assert soon(lambda: training.course.done)
-        raise KeyboardInterrupt  # which saves
+        raise KeyboardInterrupt  # this saves
 
     with pytest.raises(KeyboardInterrupt):
         endless = {"data": "rows.svm", "verbosity": 2, "stop": {"epochs": 1e9}, "launch": {"how": "threads"}}

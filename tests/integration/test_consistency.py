@@ -1,8 +1,9 @@
-"""Who may run ahead, by how much, and what ends a wait: bounded delay with real threads.
+"""Bounded delay with real threads: who may run ahead, how far, and what ends a wait.
 
-The counting model: row 0 counts the fast worker's steps and row 1 the slow one's, so that what a worker pulls *is* the
-account of what it contains. The slow worker takes a step only when the fast one is seen to wait, so the bound is reached
-in every run and no test depends on how fast this machine is.
+The counting model: row 0 counts the steps of the fast worker and row 1 those of the slow one, so
+the values that a worker pulls *are* the list of steps that they contain. The slow worker takes a
+step only when the fast one is seen to wait. So every run reaches the bound, and no test depends on
+the speed of this machine.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def kv(cluster: shoal.Cluster) -> Iterator[shoal.KV]:
 
 
 def entered(cluster: shoal.Cluster, *names: str, table: str = "w") -> list[shoal.KV]:
-    """Workers that take part: each has pulled once."""
+    """Return workers that take part: each has pulled once."""
     workers = [cluster.worker(name) for name in names]
     for worker in workers:
         worker.pull(table, [0]).result(PATIENCE)
@@ -48,7 +49,7 @@ def a_step(worker: shoal.KV, row: int) -> None:
 
 
 def until_it_waits(task: shoal.Task) -> str:
-    """Until the servers have said that this task has to wait, and for whom."""
+    """Wait until the servers report that this task waits, and return for whom."""
     deadline = time.monotonic() + PATIENCE
     while not task.waits_for and not task.done and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -74,7 +75,7 @@ def test_the_fast_worker_is_never_more_than_max_delay_ahead(
         for step in range(STEPS):
             a_step(fast, 0)
             pull = fast.pull("w", [0, 1])
-            if step >= max_delay:  # the slow worker goes on only now
+            if step >= max_delay:  # only now the slow worker continues
                 told.append(until_it_waits(pull))
                 go.release()
             mine, theirs = pull.result(PATIENCE)
@@ -98,7 +99,8 @@ def test_the_fast_worker_is_never_more_than_max_delay_ahead(
         thread.join(2 * PATIENCE)
         assert not thread.is_alive()
     assert errors == []
-    assert leads == [min(step + 1, max_delay) for step in range(STEPS)]  # as far ahead as it might be, never further
+    # It is as far ahead as allowed, and never further.
+    assert leads == [min(step + 1, max_delay) for step in range(STEPS)]
     assert [one.split(": ")[1] for one in told] == [f"slow at step {step}" for step in range(STEPS - max_delay)]
     for worker in (fast, slow):
         worker.close()
@@ -135,9 +137,11 @@ def test_a_newcomer_is_level_with_the_slowest(cluster: shoal.Cluster, kv: shoal.
         a_step(fast, 0)
     (late,) = entered(cluster, "late")
     assert late.clock == 3
-    assert list(fast.pull("w", [0, 1]).result(PATIENCE)) == [5, 3]  # it has not been thrown back by the newcomer
+    # The newcomer has not set it back.
+    assert list(fast.pull("w", [0, 1]).result(PATIENCE)) == [5, 3]
     a_step(fast, 0)
-    assert "late at step 3" in until_it_waits(fast.pull("w", [0]))  # but the newcomer is waited for like any other
+    # But workers wait for the newcomer like for any other.
+    assert "late at step 3" in until_it_waits(fast.pull("w", [0]))
     for worker in (fast, slow, late):
         worker.close()
 
@@ -147,7 +151,7 @@ def test_a_newcomer_is_level_with_the_slowest(cluster: shoal.Cluster, kv: shoal.
 
 @pytest.fixture
 def waiting(cluster: shoal.Cluster, kv: shoal.KV) -> Iterator[tuple[shoal.KV, shoal.KV, shoal.Task]]:
-    """The fast worker, the slow one, and the fast one's pull, which waits for the slow one."""
+    """Yield the fast worker, the slow one, and the fast one's pull that waits for it."""
     kv.create("w", shoal.Dense(rows=2, max_delay=1))
     fast, slow = entered(cluster, "fast", "slow")
     for _ in range(2):
@@ -172,14 +176,15 @@ def test_a_wait_ends_when_the_slow_worker_parks(waiting: tuple[shoal.KV, shoal.K
     fast, slow, pull = waiting
     slow.park().result(PATIENCE)
     assert list(pull.result(PATIENCE)) == [2, 0]
-    for _ in range(4):  # nobody waits for the parked, however long
+    for _ in range(4):  # nobody waits for a parked worker, however long
         a_step(fast, 0)
         fast.pull("w", [0, 1]).result(PATIENCE)
-    assert list(slow.pull("w", [0, 1]).result(PATIENCE)) == [6, 0]  # back, level with the others
+    # It is back, at the same step as the others.
+    assert list(slow.pull("w", [0, 1]).result(PATIENCE)) == [6, 0]
     assert slow.clock == fast.clock
     a_step(fast, 0)
     a_step(fast, 0)
-    assert "slow at step 6" in until_it_waits(fast.pull("w", [0]))  # and waited for again
+    assert "slow at step 6" in until_it_waits(fast.pull("w", [0]))  # and others wait for it again
 
 
 def test_a_wait_ends_when_the_slow_worker_leaves(waiting: tuple[shoal.KV, shoal.KV, shoal.Task]) -> None:
@@ -192,7 +197,7 @@ def test_a_wait_ends_when_the_bound_is_lifted(kv: shoal.KV, waiting: tuple[shoal
     fast, _, pull = waiting
     kv.set_max_delay("w", None)
     assert list(pull.result(PATIENCE)) == [2, 0]
-    kv.set_max_delay("w", 1)  # and the bound can come back
+    kv.set_max_delay("w", 1)  # the bound can be set again
     assert "slow at step 0" in until_it_waits(fast.pull("w", [0]))
 
 
@@ -203,7 +208,8 @@ def test_a_wait_ends_when_the_bound_is_widened_enough(
     a_step(fast, 0)
     later = fast.pull("w", [0, 1])
     kv.set_max_delay("w", 2)
-    assert list(pull.result(PATIENCE)) == [3, 0]  # two ahead when it was asked, and that is allowed now
+    # It was two ahead when it was sent, which is allowed now.
+    assert list(pull.result(PATIENCE)) == [3, 0]
     assert "slow at step 0" in until_it_waits(later)  # three ahead
     kv.set_max_delay("w", 3)
     assert list(later.result(PATIENCE)) == [3, 0]
@@ -228,14 +234,14 @@ def test_one_step_may_push_to_several_tables(cluster: shoal.Cluster, kv: shoal.K
     pulls = [fast.pull(table, [0, 1]) for table in ("w", "bias")]
     slow.push("w", [1], [1.0], step=1).result(PATIENCE)
     assert list(pulls[0].result(PATIENCE)) == [1, 1]
-    assert "slow at step 0" in until_it_waits(pulls[1])  # its step has not reached this table
+    assert "slow at step 0" in until_it_waits(pulls[1])  # its step has not reached this table yet
     slow.push("bias", [1], [1.0], step=1).result(PATIENCE)
     assert list(pulls[1].result(PATIENCE)) == [1, 1]
     for worker in (fast, slow):
         worker.close()
 
 
-# ---------------------------------------------------------------- how stale, and void slots
+# ---------------------------------------------------------------- staleness and void slots
 
 
 def test_the_servers_count_how_stale_each_push_was(cluster: shoal.Cluster, kv: shoal.KV) -> None:
@@ -244,7 +250,8 @@ def test_the_servers_count_how_stale_each_push_was(cluster: shoal.Cluster, kv: s
     first = kv.pull("w", [0])
     first.result(PATIENCE)
     for _ in range(3):
-        other.push("w", [0], [1.0]).result(PATIENCE)  # it never pulled: nothing is known of how stale it is
+        # It never pulled, so its staleness is not known.
+        other.push("w", [0], [1.0]).result(PATIENCE)
     kv.push("w", [0], [1.0]).result(PATIENCE)  # three versions behind what it read
     kv.pull("w", [0]).result(PATIENCE)
     kv.push("w", [0], [1.0]).result(PATIENCE)  # fresh
@@ -256,7 +263,8 @@ def test_the_servers_count_how_stale_each_push_was(cluster: shoal.Cluster, kv: s
 def test_bounded_delay_bounds_staleness(cluster: shoal.Cluster, kv: shoal.KV) -> None:
     kv.create("w", shoal.Dense(rows=1, max_delay=0))
     workers = entered(cluster, "ann", "bob", "cleo")
-    for _ in range(4):  # all read, then all push: each is behind by those who pushed before it
+    # All pull, then all push: each is stale by the pushes before its own.
+    for _ in range(4):
         kv.wait([worker.pull("w", [0]) for worker in workers], PATIENCE)
         for worker in workers:
             a_step(worker, 0)
@@ -277,8 +285,9 @@ def test_a_void_slot_ends_its_step_and_takes_no_part_in_the_mean(
     assert list(following.result(PATIENCE)) == expected
     kv.wait(pushes, PATIENCE)
     stats = kv.stats("w")
-    assert stats["void"] == len(stats["servers"])  # each server was told
-    kv.push("w", [0], [9.0], slot=(0, 1)).result(PATIENCE)  # computed after all, too late: not counted
+    assert stats["void"] == len(stats["servers"])  # every server got it
+    # It is computed after all, but too late, so it is not counted.
+    kv.push("w", [0], [9.0], slot=(0, 1)).result(PATIENCE)
     assert list(kv.pull("w", [0, 1]).result(PATIENCE)) == expected
 
 
@@ -295,7 +304,8 @@ def test_a_step_waits_for_its_slots_and_says_which(kv: shoal.KV) -> None:
     assert "slots 0, 1, 3 of step 0" in until_it_waits(push)
     ahead = kv.push("w", [1], [5.0], slot=(0, 4))  # a slot of the next step is held, not refused
     assert until_it_waits(ahead)
-    assert list(kv.pull("w", [1]).result(PATIENCE)) == [0.0]  # nothing of an open step is ever read
+    # A pull reads nothing of an open step.
+    assert list(kv.pull("w", [1]).result(PATIENCE)) == [0.0]
     others = [kv.push("w", [1], [1.0], slot=(0, number)) for number in (3, 0, 1)]
     kv.wait([push, *others], PATIENCE)
     assert not ahead.done

@@ -1,8 +1,9 @@
 """Many workers compute what one would (SEEDS S0-03, S1-12).
 
-With ``apply=Step`` and ``combine="sum"``, the slots of a step give the weights that one process with all the rows would
-get, to rounding. And they give the same weights to the last bit, whoever computes which slot, over whatever transport, on
-however many servers: slots are added in slot order, in double precision, and rounded once.
+With ``apply=Step`` and ``combine="sum"``, the slots of a step give the weights that one process
+with all the rows would get, up to rounding. They also give the same weights to the last bit for
+any assignment of slots to workers, any transport and any number of servers: slots are added in
+slot order, in double precision, and rounded once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ STEP = {"sgd": 0.1, "adagrad": 0.2}
 
 @dataclass(frozen=True)
 class Slot:
-    """The rows of one slot: ``columns[i, j]`` is the j-th feature of row i, and ``x[i, j]`` its value."""
+    """The rows of one slot.
+
+    ``columns[i, j]`` is the j-th feature of row i, and ``x[i, j]`` its value.
+    """
 
     name: tuple[int, int]
     columns: np.ndarray
@@ -42,7 +46,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Kind:
-    """What varies in the table."""
+    """The properties of the table that vary."""
 
     sparse: bool
     update: str
@@ -65,7 +69,7 @@ KINDS = [Kind(*kind) for kind in product((True, False), ("sgd", "adagrad"), ("su
 
 @cache
 def steps() -> list[list[Slot]]:
-    """A small logistic regression, dealt into steps of slots."""
+    """Return a small logistic regression, divided into steps of slots."""
     random_numbers = np.random.default_rng(7)
     truth = random_numbers.normal(size=FEATURES)
     apply = Step(slots=SLOTS, slots_per_pass=SLOTS_PER_PASS)
@@ -81,7 +85,10 @@ def steps() -> list[list[Slot]]:
 
 
 def gradient(slot: Slot, weights: np.ndarray) -> np.ndarray:
-    """Of the logistic loss, summed over the slot's rows, for all features."""
+    """Return the gradient of the logistic loss, summed over the slot's rows.
+
+    It has a value for every feature.
+    """
     margins = np.einsum("ij,ij->i", slot.x, weights[slot.columns], dtype=np.float64)
     errors = 1 / (1 + np.exp(-margins)) - slot.y
     total = np.zeros(FEATURES)
@@ -90,7 +97,7 @@ def gradient(slot: Slot, weights: np.ndarray) -> np.ndarray:
 
 
 def updated(weights: np.ndarray, squares: np.ndarray, total: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
-    """The update rule in numpy: computed in double, kept in single."""
+    """Apply the update rule in numpy: compute in double, store in single precision."""
     w, g, step = weights.astype(np.float64), total.astype(np.float64), STEP[kind.update]
     if kind.update == "sgd":
         return (w - step * g).astype(np.float32), squares
@@ -99,7 +106,10 @@ def updated(weights: np.ndarray, squares: np.ndarray, total: np.ndarray, kind: K
 
 
 def alone_with_all_rows(kind: Kind) -> np.ndarray:
-    """One process: each step is one gradient, over all the rows of all its slots."""
+    """Return the weights of one process, where each step is one gradient.
+
+    The gradient is over all the rows of all slots of the step.
+    """
     weights, squares = np.zeros(FEATURES, np.float32), np.zeros(FEATURES, np.float32)
     for slots in steps():
         rows = [np.concatenate([getattr(slot, part) for slot in slots]) for part in ("columns", "x", "y")]
@@ -112,7 +122,7 @@ def alone_with_all_rows(kind: Kind) -> np.ndarray:
 
 @cache
 def slot_by_slot(kind: Kind) -> bytes:
-    """The same in numpy, slot after slot, to the last bit what the store promises."""
+    """Return the same in numpy, slot after slot: exactly the bits that the store promises."""
     weights, squares = np.zeros(FEATURES, np.float32), np.zeros(FEATURES, np.float32)
     for slots in steps():
         total = np.zeros(FEATURES)
@@ -125,7 +135,10 @@ def slot_by_slot(kind: Kind) -> bytes:
 
 
 def work(kv: shoal.KV, table: str, kind: Kind, mine: list[Slot]) -> None:
-    """Compute these slots, in this order. A push is not waited for: its step may need a slot of somebody else's."""
+    """Compute these slots, in this order.
+
+    It does not wait for a push at once: the step may need a slot of another worker.
+    """
     pushes = []
     for slot in mine:
         keys: Any = np.unique(slot.columns) if kind.sparse else slice(0, FEATURES)
@@ -136,7 +149,7 @@ def work(kv: shoal.KV, table: str, kind: Kind, mine: list[Slot]) -> None:
 
 
 def trained(clients: list[shoal.KV], table: str, kind: Kind, seed: int) -> np.ndarray:
-    """Deal every slot to a client at random, let all of them work, and read the weights."""
+    """Deal every slot to a random client, let all of them work, and return the weights."""
     deal = random.Random(seed)
     mine: list[list[Slot]] = [[] for _ in clients]
     for slots in steps():
@@ -203,7 +216,7 @@ def test_sixteen_bits_are_the_same_bits_whoever_computes_them(kind: Kind) -> Non
                 clients[0].create(f"by {count}", msgspec.structs.replace(kind.spec, wire="bfloat16"))
                 found.add(trained(clients[:count], f"by {count}", kind, seed=count).tobytes())
     assert len(found) == 1
-    assert found != {slot_by_slot(kind)}  # they did travel in fewer bits
+    assert found != {slot_by_slot(kind)}  # the values did travel in fewer bits
     plain, short = (np.frombuffer(one, np.float32) for one in (slot_by_slot(kind), *found))
     assert np.abs(short - plain).max() < 0.05 * np.abs(plain).max()
 
@@ -211,7 +224,8 @@ def test_sixteen_bits_are_the_same_bits_whoever_computes_them(kind: Kind) -> Non
 def test_the_order_of_arrival_changes_nothing() -> None:
     values = [float(np.float32(1e17)), 1.0, -float(np.float32(1e17)), 3.0, 2.0]
     in_order = reduce(add, values)
-    assert in_order != reduce(add, sorted(values))  # even in double precision the order of adding matters
+    # The order of additions matters even in double precision.
+    assert in_order != reduce(add, sorted(values))
     with shoal.local(servers=2) as cluster:
         kv = cluster.client()
         for seed in range(6):
@@ -224,7 +238,7 @@ def test_the_order_of_arrival_changes_nothing() -> None:
 
 @pytest.mark.slow
 def test_each_iteration_after_the_last_repeats_a_single_thread_and_overlapping_ones_do_not() -> None:
-    """Tasks that follow each other (S1-12): the price of overlap is weights that are stale."""
+    """Tasks can follow each other (S1-12), and the price of overlap is stale weights."""
     kind = Kind(sparse=False, update="sgd", combine="sum")
     slots = [slots[0] for slots in steps()]
     weights, squares = np.zeros(FEATURES, np.float32), np.zeros(FEATURES, np.float32)

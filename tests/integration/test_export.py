@@ -1,4 +1,7 @@
-"""`shoal export` of real runs: what is in the archive, and what a web server on this machine gets of it."""
+"""`shoal export` of real runs: what the archive contains, and how it is uploaded.
+
+The uploads go to a web server on this machine.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def refused(*arguments: str | Path) -> str:
 
 
 def contents(archive: Path) -> dict[str, bytes]:
-    """The files of an archive by their names, each plain and of nobody."""
+    """Return the files of an archive by name; each is a plain file without an owner."""
     found = {}
     with tarfile.open(archive) as tar:
         for member in tar:
@@ -61,7 +64,7 @@ def contents(archive: Path) -> dict[str, bytes]:
 
 @contextmanager
 def server(answer: Callable[[Handler], None]) -> Iterator[tuple[str, list[Handler]]]:
-    """Its address, and the requests that came."""
+    """Start a web server, and yield its address and the requests that it gets."""
     came: list[Handler] = []
 
     class Answers(Handler):
@@ -191,7 +194,7 @@ def test_a_run_that_did_not_end_is_exported_as_far_as_it_is_and_it_is_said(run: 
     for name in ("summary.json", "model.safetensors"):
         (mine / name).unlink()
     with open(mine / "events.jsonl", "ab") as file:
-        file.write(b'{"event":"prog')  # it is writing just now
+        file.write(b'{"event":"prog')  # the last event is still being written
     ended = call(mine)
     assert ended.exit_code == 0 and "there is no summary: it is still running, or was interrupted" in ended.stderr
     found = contents(tmp_path / "cut.tar.gz")
@@ -246,11 +249,14 @@ def test_an_address_that_is_none_is_refused_before_anything_is_written(
     assert not (tmp_path / "mine.tar.gz").exists()
 
 
-# ---------------------------------------------------------------- sending it
+# ---------------------------------------------------------------- upload
 
 
 def not_sent(run: Path, archive: Path, url: str, *more: str) -> str:
-    """The archive stays, the figures are printed, and the exit code says so."""
+    """Return the errors of an upload that fails.
+
+    The archive stays, the figures are printed, and the exit code is 1.
+    """
     ended = call(run, "--out", archive, "--upload", url, *more)
     assert ended.exit_code == 1
     assert '"test_loss"' in ended.stdout and f"the archive is {archive}" in ended.stderr
@@ -303,7 +309,7 @@ def test_a_server_that_never_answers_is_given_up(run: Path, tmp_path: Path, drip
     def answer(handler: Handler) -> None:
         handler.rfile.read(int(handler.headers["Content-Length"]))
         while not over.wait(0.05):
-            if drips:  # always something, never an end
+            if drips:  # it always sends something, and never ends
                 handler.wfile.write(b"H")
 
     with server(answer) as (url, _):
@@ -315,7 +321,7 @@ def test_a_server_that_never_answers_is_given_up(run: Path, tmp_path: Path, drip
 
 
 def test_an_answer_before_the_end_is_heard(run: Path, tmp_path: Path) -> None:
-    """One that wants no more says so and hangs up, while much is still on its way."""
+    """A server may refuse and hang up while much of the archive is not sent yet."""
     mine = shutil.copytree(run, tmp_path / "large")
     (mine / "model.safetensors").write_bytes(os.urandom(8 << 20))
 
@@ -326,7 +332,8 @@ def test_an_answer_before_the_end_is_heard(run: Path, tmp_path: Path) -> None:
 
     with server(answer) as (url, _):
         why = not_sent(mine, tmp_path / "large.tar.gz", url)
-    assert "413" in why or "reset" in why  # the system may throw away what was said when it hangs up
+    # The system may discard the response when the server hangs up.
+    assert "413" in why or "reset" in why
 
 
 def test_what_is_no_web_server_is_told(run: Path, tmp_path: Path) -> None:
@@ -345,7 +352,7 @@ def test_what_is_no_web_server_is_told(run: Path, tmp_path: Path) -> None:
 
 
 def spoken(run: Path, archive: Path, words: bytes) -> Result:
-    """Sent to one who reads all of it, and answers with just these words."""
+    """Upload to a server that reads everything and then answers with exactly these bytes."""
     with socket.create_server(("127.0.0.1", 0)) as held:
 
         def answer() -> None:

@@ -1,4 +1,7 @@
-"""Filters in whole runs, in real processes, and in the hands of a user: what they save is told, and what they lose comes later."""
+"""Filters work in whole runs, in real processes, and when a user writes them.
+
+A run reports what they save, and what they drop is pushed later.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +59,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module with a filter of a user's own."""
+    """Provide a module with a user's own filter."""
     (tmp_path / "my_filters.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_filters", raising=False)
-    monkeypatch.setattr("shoal.filters._known", {})  # nor has an earlier test told this process
+    monkeypatch.setattr("shoal.filters._known", {})  # no earlier test has registered it here either
     return "my_filters"
 
 
@@ -133,13 +136,13 @@ def test_bytes_of_filters_survive_the_coordinator(rows: Dataset, strategy: str) 
 
 
 def test_another_set_of_filters_is_another_run(tmp_path: Path) -> None:
-    """What is lossy changes what is learned: a folder goes on with the filters it began with."""
+    """A folder keeps its filters, because a lossy filter changes what is learned."""
     small(tmp_path / "run", filters=["int8"], checkpoint__every=0.01)
     with pytest.raises(Invalid, match="filters"):
         train(resume=tmp_path / "run", settings={"filters": ["one_bit"], "stop.epochs": 8})
 
 
-# ---------------------------------------------------------------- processes, and a user's own
+# ---------------------------------------------------------------- processes, and users' own filters
 
 
 def test_a_filter_of_a_users_own_is_known_by_its_name_in_other_processes(mine: str) -> None:
@@ -171,7 +174,8 @@ def test_a_run_in_processes_uses_a_filter_of_a_users_own_in_the_current_folder(
     filters = [{"name": "turns", "every": 3}, "delta"]
     run = small(launch__how="processes", launch__modules=[mine], filters=filters, workers=2, stop__epochs=2)
     assert run.summary["filters"]["bytes"]["turns"]["to_servers"][1] > 0
-    assert mine in sys.modules  # this process knows it as well: it is asked before the run begins
+    # This process imports it too: it is checked before the run begins.
+    assert mine in sys.modules
     with pytest.raises(Invalid, match="no filter 'turn' here: did you mean 'turns'"):
         small(tmp_path / "run", launch__modules=[mine], filters=["turn"])
     with pytest.raises(Invalid, match=r"cannot import 'no_such'.*PYTHONPATH"):
@@ -200,13 +204,13 @@ def test_an_error_after_the_training_does_not_cost_the_model(
 
 
 def test_threads_that_push_first_at_once_share_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two accounts of what is left would be one that nobody pushes any more."""
+    """With two remainders, nobody would push one of them any more."""
     made = session.ClientFilters
     meet = threading.Barrier(2)
 
     def slowly(*given: Any) -> Any:
         with contextlib.suppress(threading.BrokenBarrierError):
-            meet.wait(5)  # both are in here, if both make one
+            meet.wait(5)  # both threads get here, if both create one
         return made(*given)
 
     monkeypatch.setattr(session, "ClientFilters", slowly)

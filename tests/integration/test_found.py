@@ -1,4 +1,4 @@
-"""What attackers and new users found: every test here was a bug once."""
+"""Attackers and new users found these bugs; every test here failed once."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_settings_of_the_wrong_kind_are_refused_at_once_and_the_client_works_on(
         with pytest.raises((Invalid, TypeError)):
             task = call(kv)
             task.result(60) if task is not None else None
-    time.sleep(0.7)  # a resend
+    time.sleep(0.7)  # time for a resend
     for number, kv in enumerate(clients, start=1):
         assert kv.push_pull("w", [0], [1.0]).result(60) == [number]
 
@@ -117,7 +117,7 @@ def test_a_table_made_again_by_somebody_else_is_found_or_named() -> None:
             try:
                 other.push_pull("w", [1], [1.0]).result(PATIENCE)
             except shoal.ShoalError as error:
-                assert "'w'" in str(error), error  # it says: no table 'number 3' here
+                assert "'w'" in str(error), error  # the bug: no table 'number 3' here
             kv.drop("w")
 
 
@@ -197,14 +197,17 @@ def test_a_server_at_an_address_that_cannot_be_does_not_break_the_clients(addres
             stranger.send(coding.encode(m.Hello("stranger", "server", "token", address)))
             assert stranger.poll(5_000)
             kv.push("w", [0], [1.0]).result(5)
-            time.sleep(0.6)  # a view reaches the background thread too
+            time.sleep(0.6)  # time for a view to reach the background thread
             kv.push("w", [0], [1.0]).result(5)
             with cluster.client() as newcomer:
                 assert newcomer.pull("w", [0]).result(5) == [2.0]
 
 
 def test_a_live_name_cannot_be_taken_over() -> None:
-    """F37: refused, or the first is told that it is fenced; not ten seconds of silence and then a change of places."""
+    """F37: the name is refused, or the first client learns that it is fenced.
+
+    The bug was ten seconds of silence, after which the clients changed places.
+    """
     with shoal.local(servers=1, processes=True) as cluster:
         first = cluster.client("ann")
         first.create("w", shoal.Dense(rows=1))
@@ -220,7 +223,10 @@ def test_a_live_name_cannot_be_taken_over() -> None:
 
 @contextlib.contextmanager
 def table_and_stranger(name: str) -> Iterator[tuple[shoal.KV, zmq.Socket[bytes]]]:
-    """An honest client with a table, and a raw socket to the coordinator that calls itself so."""
+    """Yield an honest client with a table, and a raw socket with this name.
+
+    The socket is connected to the coordinator.
+    """
     with shoal.local(servers=1, processes=True) as cluster, zmq.Context() as sockets:
         kv = cluster.client()
         kv.create("w", shoal.Dense(rows=1))

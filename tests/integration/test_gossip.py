@@ -1,4 +1,4 @@
-"""Workers that each have a model and take means with their neighbours: what comes out is what the words say."""
+"""Workers that each have a model average with their neighbours, as documented."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def plain() -> Watched:
 
 
 def by_hand(of: Job, room: int) -> list[Floats]:
-    """The same algorithm in a few lines: round after round, everybody in turn, for so many slots."""
+    """Compute the same algorithm in a few lines: rounds, each worker in turn, so many slots."""
     assert isinstance(of.strategy, Gossip)
     train = load(of.data, of.seed).train
     mixing, slots = of.strategy.graph(of.workers, of.seed).mixing(), Slots(train.rows, of.data.batch, of.seed)
@@ -71,7 +71,10 @@ def by_hand(of: Job, room: int) -> list[Floats]:
 @pytest.mark.variants(slow=["complete"])
 @pytest.mark.parametrize("topology", ["ring", "star", "complete"])
 def test_a_round_is_a_mean_by_the_weights_and_a_step_with_the_gradient_of_before(topology: str) -> None:
-    """Ten slots for each, so that who has which in which round is known; the same weights as the algorithm in a few lines."""
+    """The weights are those of the algorithm in a few lines.
+
+    Each worker has ten slots, so it is known who has which slot in which round.
+    """
     of = job(strategy__topology=topology, stop__epochs=1, workers=5)
     run = watch(of)
     expected = np.mean([one.astype(np.float64) for one in by_hand(of, 50)], axis=0)
@@ -95,7 +98,8 @@ def test_every_evaluation_has_the_best_and_the_worst_model_and_their_distance() 
     for event in later:
         assert event.spread["best"] <= event.spread["worst"]
         assert event.spread["distance"] > 0 < event.spread["rounds"]
-        assert event.test_loss <= event.spread["worst"]  # of the mean: the loss is convex
+        # This is the loss of the mean, and the loss is convex.
+        assert event.test_loss <= event.spread["worst"]
 
 
 def test_where_time_and_bytes_went_is_told() -> None:
@@ -103,16 +107,18 @@ def test_where_time_and_bytes_went_is_told() -> None:
     spent = [event.spent for event in run.all(Progress)]
     assert sum(one.get("compute", 0.0) for one in spent) >= 2 * 1_000 * 2e-5
     rounds, weights = run.all(Evaluated)[-1].spread["rounds"], run.weights.nbytes
-    assert run.outcome.received >= rounds * 4 * 2 * weights  # each hears two, or its round is not done
-    # Bytes are counted when they have left. Who has heard all of a round says that it is done, and what it tells in this one may
-    # still be on its way; what it told in the round before was heard, or nobody would have told it anything in this one.
+    # Each worker receives two models, or its round is not done.
+    assert run.outcome.received >= rounds * 4 * 2 * weights
+    # Bytes are counted once they are sent. A worker that has received all models of a round
+    # reports it as done, while its own messages of this round may still be unsent. Its messages of
+    # the round before were received, or nobody would have sent it anything in this one.
     assert run.outcome.sent >= (rounds - 1) * 4 * 2 * weights
 
 
 @pytest.mark.variants(slow=["star"])
 @pytest.mark.parametrize("topology", ["ring", "torus", "star"])
 def test_without_learning_all_agree_as_fast_as_was_predicted(topology: str) -> None:
-    """Evaluated after every round; from where the slowest part is all that is left."""
+    """The run is evaluated after every round, from where only the slowest mode is left."""
     rounds = {"evaluate__every": 4 / 50, "stop__epochs": 1}
     run = watch(job(strategy__topology=topology, strategy__start="own", update__rule="sgd", update__step=0.0, **rounds))
     told = {round(event.spread["rounds"]): event.spread["distance"] for event in run.all(Evaluated)}
@@ -134,7 +140,7 @@ def test_in_a_complete_graph_all_agree_after_one_round() -> None:
     assert told[1] < 1e-6 * told[0]
 
 
-# ---------------------------------------------------------------- graphs that do not hold together
+# ---------------------------------------------------------------- disconnected graphs
 
 
 def edges(path: Path, *lines: str) -> str:
@@ -150,7 +156,7 @@ def test_a_graph_that_falls_apart_is_refused_with_its_pieces_named(tmp_path: Pat
 
 @pytest.mark.slow
 def test_labels_split_over_two_groups_make_two_models_and_over_one_graph_one(tmp_path: Path) -> None:
-    """What a disconnected graph cannot do (S3-10): the loss of the worst stays, and so does the distance."""
+    """A disconnected graph cannot agree (S3-10): the worst loss and the distance stay."""
     apart = edges(tmp_path / "apart.txt", "0 1", "2 3")
     given = {"strategy__split": "label", "stop__epochs": 6, "update__rule": "sgd", "update__step": 0.3}
     fallen = watch(
@@ -180,11 +186,11 @@ def test_a_rule_that_would_undo_every_mean_is_refused() -> None:
             watch(job(strategy=strategy, update__rule="ftrl"))
 
 
-# ---------------------------------------------------------------- links that go one way
+# ---------------------------------------------------------------- one-way links
 
 
 def test_shares_that_travel_one_way_come_to_the_mean_of_all() -> None:
-    """Push-sum: nobody learns, and everybody ends with the mean of what all began with."""
+    """Push-sum: nobody learns, and every worker ends with the mean of all initial models."""
     run = watch(
         job(
             strategy__topology="one-way", strategy__start="own", update__rule="sgd", update__step=0.0,
@@ -208,7 +214,7 @@ def test_meetings_need_links_that_go_both_ways() -> None:
         watch(job(strategy__topology="one-way", strategy__mode="async"))
 
 
-# ---------------------------------------------------------------- two at a time
+# ---------------------------------------------------------------- pairs of workers
 
 
 def test_two_at_a_time_learn_too_and_keep_near_each_other() -> None:
@@ -219,7 +225,7 @@ def test_two_at_a_time_learn_too_and_keep_near_each_other() -> None:
     assert "rounds" not in last and 0 < last["distance"] < np.linalg.norm(run.weights)
 
 
-# ---------------------------------------------------------------- whose rows
+# ---------------------------------------------------------------- assignment of rows
 
 
 @pytest.mark.variants(slow=["shuffled"])
@@ -230,13 +236,14 @@ def test_whoever_has_which_rows_every_row_is_learned_once_a_pass(split: str) -> 
     assert run.outcome.examples == 2_000
 
 
-# ---------------------------------------------------------------- its life
+# ---------------------------------------------------------------- resume, transports, failures
 
 
 def test_a_run_is_kept_and_taken_up_again_from_the_mean_by_any_number_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LocalCheckpoints, "rest", 0)  # however long a busy disk takes for one
+    # Save again at once, however long a busy disk takes for a checkpoint.
+    monkeypatch.setattr(LocalCheckpoints, "rest", 0)
     settings = {"checkpoint.every": 0.01, "data.rows": 1_000, "data.features": 1_000, "data.batch": 20}
     settings["emulate.per_example"] = 2e-4
 
@@ -277,7 +284,8 @@ def test_one_worker_alone_is_a_serial_run() -> None:
 
 def test_a_link_that_takes_time_makes_a_round_take_as_long() -> None:
     run = watch(job(emulate__link=0.02, stop__epochs=None, stop__steps=20))
-    assert run.outcome.seconds >= 5 * 0.02  # a lower bound: five rounds, one message behind the other
+    # A lower bound: five rounds, one message after the other.
+    assert run.outcome.seconds >= 5 * 0.02
     assert run.job.emulate.words() == "emulated links (20 ms for a message)"
 
 
@@ -295,7 +303,7 @@ def test_a_network_gossips(mode: str) -> None:
 
 @pytest.mark.slow
 def test_what_a_module_raises_in_a_worker_is_told_and_the_others_go_on(tmp_path: Path) -> None:
-    """Its process ends with what it said; if all raise it, the run fails with that."""
+    """The worker's process ends with the error; if all raise it, the run fails with it."""
     pytest.importorskip("torch")
     (tmp_path / "broken.py").write_text(
         "from torch import nn\n\n"

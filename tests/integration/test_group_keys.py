@@ -1,6 +1,8 @@
-"""Groups whose hosts have keys, on servers of another (S1-07, T6, T8): each key is held to its group, and nobody is told less than why.
+"""Each key is bound to its group, on servers of another host (S1-07, T6, T8).
 
-Every "host" is a folder of keys; all that is said goes over tcp.
+A refused caller always learns the reason.
+
+Every "host" is a folder of keys; all messages go over tcp.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ WITHIN = 60.0
 
 
 class Site:
-    """A cluster with keys, and the folders of those who come to it."""
+    """A cluster with keys, and the key folders of the hosts that join it."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -39,7 +41,7 @@ class Site:
         self.cluster: Any = None
 
     def key(self, name: str, role: str, group: str = "") -> str:
-        """A host with a key that the coordinator's knows."""
+        """Make a host whose key the coordinator knows, and return its key folder."""
         if not (self.place / name).exists():
             keyring.allow(self.place / "coordinator", keyring.make(self.place / name, name, role), group)
         return str(self.place / name)
@@ -68,13 +70,13 @@ def test_a_key_is_held_to_its_group_by_coordinator_and_servers(site: Site) -> No
     with site.cluster.client() as operator, site.join(ann, "a") as first, site.join(bob, "a", "worker") as second:
         operator.create("w", shoal.Dense(rows=8))
         first.create("w", shoal.Dense(rows=8))
-        second.push("w", [1], [2.0]).result(WITHIN)  # of the same group, by another host's key
+        second.push("w", [1], [2.0]).result(WITHIN)  # same group, key of another host
         assert first.pull("w", [1]).result(WITHIN).tolist() == [2.0]
         assert (first.name.split("-")[0], second.name.split("-")[0]) == ("a/client", "a/hostb.worker")
         for key, group in ((eve, "a"), (eve, ""), (bob, ""), (bob, "hostb"), (ann, "e")):
             with pytest.raises(Refused, match="confined to group"):
                 site.join(key, group)
-        counts = site.cluster.look().counts  # the coordinator's side of it
+        counts = site.cluster.look().counts  # as the coordinator counts them
         assert counts["impostor"] >= 3 and counts["not theirs to say"] >= 2
         with site.join(eve, "e") as other:
             for hostile in (lambda: other.push("a/w", [1], [1.0]), lambda: other.push("/w", [1], [1.0])):
@@ -108,7 +110,8 @@ def test_one_group_trains_another_judges_and_one_that_is_revoked_ends_with_the_r
             first, before = look(site, rows, job, judges), training.course.done
             assert soon(lambda: training.course.done > before + 20, WITHIN)
             assert look(site, rows, job, judges) != first
-            with contextlib.closing(opened(training._cluster.address, keys=trains)) as asked:  # as one of its own
+            # As a member of the group.
+            with contextlib.closing(opened(training._cluster.address, keys=trains)) as asked:
                 assert np.isfinite(asked.ask("count"))
             keyring.revoke(site.place / "coordinator", "b")
             outcome = training.wait(WITHIN)
@@ -116,7 +119,8 @@ def test_one_group_trains_another_judges_and_one_that_is_revoked_ends_with_the_r
             (stopped,) = [event for event in events if isinstance(event, Stopped)]
             assert "group 'b' cannot take part: the key" in stopped.why and "was revoked" in stopped.why
             assert soon(lambda: not [name for name in operator.members if name.startswith("b/")], WITHIN)
-            operator.dissolve("b")  # what it left: it was not let in any more to do so itself
+            # Its tables remain: its key was revoked, so it could not remove them itself.
+            operator.dissolve("b")
             assert not operator.tables()
 
 

@@ -1,4 +1,7 @@
-"""Groups of workers on one group of servers (S1-07): own schedulers, own tables, bounds, and nobody's end is another's."""
+"""Groups of workers share servers (S1-07), with own schedulers, tables and bounds.
+
+The end of one group does not affect another.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def in_group(cluster: ProcessCluster, group: str, role: Any = "client", name: st
 
 @contextlib.contextmanager
 def under_way(cluster: ProcessCluster, group: str, events: list[Any], **changes: Any) -> Iterator[ServerRun]:
-    """A run of a group, with its processes at hand."""
+    """Yield a run of a group, with access to its processes."""
     job, launcher = guest(job_of(**changes), cluster, group)
     with ServerRun(job, load(job.data, job.seed), events.append, launcher=launcher) as training:
         yield training
@@ -103,10 +106,11 @@ def test_nobody_waits_for_a_worker_of_another_group(cluster: ProcessCluster) -> 
     with in_group(cluster, "a", "worker") as slow, in_group(cluster, "b", "worker") as fast:
         for kv in (slow, fast):
             kv.create("w", shoal.Dense(rows=8, max_delay=0))
-            kv.pull("w", [0]).result(WITHIN)  # from here on it has a clock there
+            kv.pull("w", [0]).result(WITHIN)  # from now on it has a clock there
         for step in range(5):
             fast.push("w", [step], [1.0]).result(WITHIN)
-            assert fast.pull("w", [step]).result(WITHIN).tolist() == [1.0]  # at a clock that ``slow`` never comes to
+            # At a clock that ``slow`` never reaches.
+            assert fast.pull("w", [step]).result(WITHIN).tolist() == [1.0]
         assert slow.pull("w", slice(None)).result(WITHIN).tolist() == [0.0] * 8
         for kv, group in ((slow, "a"), (fast, "b")):
             kv.dissolve(group)
@@ -125,7 +129,8 @@ def test_a_member_of_one_group_cannot_touch_what_is_anothers(cluster: ProcessClu
                 hostile()
         with pytest.raises(Invalid, match="only the operator sets"):
             eve.allow("b", mb=1_000_000)
-        eve._client.session.group = ""  # a client that names tables as if it were of no group is known for what it is
+        # A client that names tables as if it had no group is still known as one of its group.
+        eve._client.session.group = ""
         with pytest.raises(Invalid, match="in group 'b'"):
             eve.create("w", shoal.Dense(rows=8))
         operator.allow("b", reads=["a"])
@@ -178,7 +183,10 @@ def test_the_scheduler_of_a_group_may_be_killed(cluster: ProcessCluster) -> None
 def test_a_group_can_begin_another_run_as_soon_as_one_has_ended(
     cluster: ProcessCluster, operator: shoal.KV, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where its processes take their time to end: none of them comes back as a member meanwhile."""
+    """A new run can begin while the processes of the last one are still ending.
+
+    None of them joins again meanwhile.
+    """
     stop = GroupCluster._stop_others
 
     def stop_late(of: GroupCluster) -> None:
@@ -188,7 +196,7 @@ def test_a_group_can_begin_another_run_as_soon_as_one_has_ended(
     monkeypatch.setattr(GroupCluster, "_stop_others", stop_late)
     with under_way(cluster, "b", [], stop__epochs=1) as training:
         assert training.wait(2 * WITHIN) is not None
-    guest(job_of(), cluster, "b")  # or it raises: the group is at work
+    guest(job_of(), cluster, "b")  # raises if the group is still at work
     assert soon(lambda: not [name for name in operator.members if name.startswith("b/")], WITHIN)
 
 

@@ -1,4 +1,4 @@
-"""Lists of keys that servers know by a number, on real clusters: what is sent, what is saved."""
+"""Servers know key lists by a number, on real clusters: what is sent, what is saved."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def a_list(seed: int = 0, count: int = 1_000) -> shoal.KeyList:
 
 
 def came(kv: shoal.KV, table: str) -> int:
-    """Bytes of arrays that pushes brought."""
+    """Return the bytes of arrays that pushes sent."""
     return int(kv.stats(table)["bytes in"])
 
 
@@ -61,7 +61,7 @@ def test_a_table_like_another_knows_its_lists(kv: shoal.KV) -> None:
     listed, ones = a_list(), np.ones(1_000, np.float32)
     kv.push("weights", listed, 2 * ones).result(PATIENCE)
     kv.push("counts", listed, ones).result(PATIENCE)
-    assert came(kv, "counts") == 4_000  # not a key of it
+    assert came(kv, "counts") == 4_000  # no keys were sent
     assert (kv.pull("counts", listed).result(PATIENCE) == 1).all()
     assert (kv.pull("weights", listed).result(PATIENCE) == 2).all()
 
@@ -102,4 +102,5 @@ def test_a_list_is_known_again_after_its_server_was_killed() -> None:
             kv.push("w", listed, ones).result(PATIENCE)
         assert (kv.pull("w", listed).result(PATIENCE) == 6).all()
         after = list(kv.stats("w")["handles"].values())
-        assert after[0] > before[0] and after[1] > before[1]  # named anew where segments changed hands, and known again
+        # The list is sent again where segments moved, and then known again.
+        assert after[0] > before[0] and after[1] > before[1]

@@ -1,4 +1,7 @@
-"""strategy = "hogwild": workers that share one model in memory, as threads and as processes, with the files and words of any other run."""
+"""strategy = "hogwild": workers share one model in memory, as threads or processes.
+
+A run has the same files and events as any other.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from shoal.strategies.hogwild.run import HogwildRun
 from shoal.training import local_checkpoint
 from tests.support.sandbox import soon
 
-ROWS, BATCH = 600, 20  # 30 slots in a pass
+ROWS, BATCH = 600, 20  # 30 slots per epoch
 BASE: dict[str, Any] = {
     "data": {"source": "rcv1-like", "rows": ROWS, "features": 1_000, "batch": BATCH},
     "launch": {"how": "threads"},
@@ -71,7 +74,8 @@ def test_one_worker_that_takes_slots_as_steps_is_the_serial_run_bit_for_bit(how:
     assert [event.test_loss for event in evaluated(one)] == [event.test_loss for event in evaluated(alone)]
 
 
-@pytest.mark.soak  # with slots as steps both are the serial run, which is shown above
+# With slots as steps both equal the serial run, as the test above shows.
+@pytest.mark.soak
 def test_threads_and_processes_learn_the_same() -> None:
     threads, processes = (execute(job_of(workers=1, launch__how=how)) for how in ("threads", "processes"))
     assert same(threads, processes)
@@ -107,7 +111,7 @@ def test_progress_says_where_the_time_of_workers_goes() -> None:
     assert progress and all(event.workers == 2 for event in progress)
     assert set(run.summary["spent"]) == {"compute", "idle"}
     told = sum(sum(event.spent.values()) for event in progress)
-    assert told == pytest.approx(2 * run.summary["seconds"], rel=0.2)  # of two workers
+    assert told == pytest.approx(2 * run.summary["seconds"], rel=0.2)  # the time of two workers
     assert run.summary["emulated"] == "emulated compute (500 us per example), worker-0 4x slower"
 
 
@@ -209,18 +213,18 @@ def test_ctrl_c_judges_and_saves_what_was_learned(tmp_path: Path) -> None:
     assert (out / "model.safetensors").exists()
 
 
-# ---------------------------------------------------------------- taking up again
+# ---------------------------------------------------------------- resume
 
 
 def interrupted(out: Path, at: int, **changes: Any) -> None:
-    """Ctrl-C at the evaluation of this number."""
+    """Press Ctrl-C at the evaluation of this number."""
 
     def hear(event: Any) -> None:
         if isinstance(event, Evaluated) and event.number == at:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        # Slowly: what is heard is heard on another thread, and the run may be over by then.
+        # Slowly: the callback runs on another thread, and the run may be over by then.
         execute(job_of(evaluate__every=0.2, **{"emulate__per_example": 1e-3, **changes}), out, hear)
 
 
@@ -232,7 +236,8 @@ def test_a_run_that_was_interrupted_goes_on_and_ends_as_if_nothing_had_been(tmp_
     assert resumed.checkpoint == 1 and 18 <= resumed.steps < 2 * ROWS // 20
     assert again.summary["examples"] == 2 * ROWS and not again.summary["failed"]
     assert same(again, execute(job_of(evaluate__every=0.2, **given)))
-    more = shoal.train(resume=tmp_path / "run", epochs=3)  # a run that has kept itself keeps its end, too
+    # A run that makes checkpoints also saves its end.
+    more = shoal.train(resume=tmp_path / "run", epochs=3)
     assert [event for event in more.events if isinstance(event, Resumed)][-1].steps == again.summary["steps"]
     assert more.summary["examples"] == 3 * ROWS
 
@@ -241,7 +246,7 @@ def test_any_number_of_workers_goes_on(tmp_path: Path) -> None:
     interrupted(tmp_path / "run", 4, workers=1, strategy__canary=1)
     again = shoal.train(resume=tmp_path / "run", workers=3)
     assert again.summary["examples"] == 2 * ROWS and evaluated(again)[-1].passes == 2.0
-    assert again.summary["lost_updates"]["counted"] == 2 * ROWS  # in both lives
+    assert again.summary["lost_updates"]["counted"] == 2 * ROWS  # before and after the resume
     assert again.summary["test_loss"] < 0.69
 
 
@@ -273,7 +278,7 @@ def trained(images: Path, **given: Any) -> Run:
 
 @pytest.mark.slow
 def test_one_worker_with_a_module_is_the_serial_run_bit_for_bit(images: Path) -> None:
-    """With dropout, which is drawn by slot, and Adam, whose state lies in the shared memory as well."""
+    """It has dropout, drawn by slot, and Adam, whose state is in the shared memory as well."""
     one, alone = (trained(images, model="sheet", workers=1, strategy=strategy) for strategy in ("hogwild", "serial"))
     assert one.model is not None and alone.model is not None
     tensors, others = one.model.tensors, alone.model.tensors  # type: ignore[attr-defined]

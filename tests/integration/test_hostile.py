@@ -1,6 +1,7 @@
-"""Bytes from strangers, sent by raw sockets to a real server process and a real coordinator (F24, F25, F34-F36, F38).
+"""Raw sockets send bad bytes to a real server and coordinator (F24, F25, F34-F36, F38).
 
-Whatever comes: a clear answer where one is possible, nothing changed, counted, and an honest client beside it works on.
+Whatever arrives gets a clear answer where one is possible, changes nothing and is counted, and an
+honest client beside it keeps working.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Scene:
-    """A cluster of one server process, an honest client, and tables with something in them."""
+    """A cluster of one server process, an honest client, and tables that are not empty."""
 
     cluster: ProcessCluster
     kv: shoal.KV
@@ -50,18 +51,18 @@ class Scene:
         return next(member.address for member in self.view.members if member.role == "server")
 
     def residents(self) -> list[m.Member]:
-        """Those who are here from first to last."""
+        """Return the members that are present in all tests."""
         return [member for member in self.view.members if member.name in ("server-0", "honest")]
 
     def table(self, name: str) -> int:
         return next(placed.number for placed in self.view.tables if placed.name == name)
 
     def counted(self, what: str) -> int:
-        """What the coordinator, or its sockets, have counted so far."""
+        """Return what the coordinator or its sockets have counted so far."""
         return self.cluster.look().counts.get(what, 0)
 
     def contents(self) -> list[bytes]:
-        """Everything in the tables."""
+        """Return everything in the tables."""
         live = self.kv.pull("sparse", slice(0, ROWS)).result(PATIENCE)
         dense = [self.kv.pull(table, slice(0, ROWS)).result(PATIENCE) for table in ("dense", "steps")]
         return [live.keys.tobytes(), live.values.tobytes(), *(rows.tobytes() for rows in dense)]
@@ -71,7 +72,7 @@ class Scene:
 
 
 class Stranger:
-    """A raw socket that says what it likes."""
+    """A raw socket that sends any bytes."""
 
     def __init__(self, scene: Scene, address: str, name: str) -> None:
         self.name = name
@@ -85,7 +86,7 @@ class Stranger:
         self.socket.send_multipart(frames, copy=False)
 
     def answer(self, seconds: float = PATIENCE) -> m.Message | None:
-        """The next message, or None if there is none in time."""
+        """Return the next message, or None if none arrives in time."""
         if not self.socket.poll(seconds * 1_000):
             return None
         header, *frames = self.socket.recv_multipart()
@@ -102,7 +103,7 @@ class Stranger:
 
 
 class Member(Stranger):
-    """A stranger that has joined, as any process of this machine may, and speaks to the server."""
+    """A stranger that has joined, as any local process may, and talks to the server."""
 
     def __init__(self, scene: Scene, role: str = "client") -> None:
         self.greeter = scene.stranger(scene.cluster.address)
@@ -111,7 +112,7 @@ class Member(Stranger):
         self.incarnation, self.view, self.scene = welcome.incarnation, welcome.view, scene
         super().__init__(scene, scene.server, self.greeter.name)
         self.requests = itertools.count(1)
-        for _ in range(600):  # until the server knows the view with this member in it
+        for _ in range(600):  # until the server has a view with this member
             if not isinstance(answer := self.ask(coding.encode(self.pull("dense", 0))), m.Busy):
                 break
             time.sleep(answer.retry_after / limits.SECOND)
@@ -174,7 +175,10 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
 
 @pytest.fixture(autouse=True)
 def unharmed(scene: Scene) -> Iterator[None]:
-    """After every test: nothing has changed, the honest client works, and the server is the process it was."""
+    """Check after every test that nothing has changed and the honest client works.
+
+    The server must still be the same process.
+    """
     before, pids = scene.contents(), scene.cluster.pids
     count = scene.kv.pull("honest", [0]).result(PATIENCE)
     yield
@@ -208,7 +212,7 @@ def values(*which: float) -> np.ndarray:
     return np.array(which, np.float32)
 
 
-# ---------------------------------------------------------------- pushes and pulls that cannot be
+# ---------------------------------------------------------------- invalid pushes and pulls
 
 
 BAD_PUSHES: dict[str, tuple[str, int, dict[str, Any], tuple[np.ndarray, ...], str]] = {
@@ -300,7 +304,7 @@ def test_who_is_no_member_is_fenced(scene: Scene, member: Member) -> None:
         assert isinstance(never_joined.ask(coding.encode(pull), keys(1)), m.Fence)
 
 
-# ---------------------------------------------------------------- lists of keys by number
+# ---------------------------------------------------------------- key lists by number
 
 
 def test_a_number_that_is_anothers_is_not_known_and_changes_nothing(scene: Scene, member: Member) -> None:
@@ -313,7 +317,7 @@ def test_a_number_that_is_anothers_is_not_known_and_changes_nothing(scene: Scene
     assert member.ask(coding.encode(push), np.ones(10, np.float32)) == m.Forgot(push.request)
     honest = next(one.incarnation for one in scene.view.members if one.name == "honest")
     answer = member.ask(coding.encode(member.pull("dense", 10, incarnation=honest, **said)))
-    assert isinstance(answer, m.Fence)  # nor can it say that it is the other
+    assert isinstance(answer, m.Fence)  # nor can it claim to be the other
 
 
 @pytest.mark.parametrize("wrong", [{"handle": 8}, {"count": 2}, {"crc": 0}, {"handle": 0}], ids=str)
@@ -342,14 +346,15 @@ def test_a_push_with_an_odd_list_is_refused_and_changes_nothing(member: Member, 
     listed = keys(3, 4, 50)
     assert isinstance(member.ask(coding.encode(member.pull("dense", 3, handle=6)), listed), m.Values)
     changes, arrays = ODD_LISTS[case]
-    for _ in range(2):  # also when it has a number by then
+    for _ in range(2):  # also once the list has a number
         member.refused(coding.encode(member.push("dense", 3, crc=crc_of(listed), **changes)), *arrays)
 
 
 def test_a_table_or_view_that_is_not_there_is_said_so(member: Member) -> None:
     push = msgspec.structs.replace(member.push("dense", 1), table=1 << 40)
     assert isinstance(member.ask(coding.encode(push), keys(1), values(1)), m.SegmentsMoved)
-    push = member.push("dense", 1, view=1 << 60)  # a view from the future: not before it is here
+    # A view from the future: the request has to wait for it.
+    push = member.push("dense", 1, view=1 << 60)
     assert isinstance(member.ask(coding.encode(push), keys(1), values(1)), m.Busy)
     push = member.push("dense", 1, generation=3)
     assert isinstance(member.ask(coding.encode(push), keys(1), values(1)), m.Rollback)
@@ -372,7 +377,7 @@ def test_who_cannot_join_is_told_why(scene: Scene, hello: tuple[str, str, str], 
     assert not {hello[0], name} & {member.name for member in scene.view.members}
 
 
-# ---------------------------------------------------------------- bytes that are no message
+# ---------------------------------------------------------------- bytes that are not a message
 
 
 GREETING = coding.encode(m.Refresh(1))
@@ -412,7 +417,7 @@ def test_bytes_that_are_no_message_are_answered_with_the_reason(scene: Scene, st
     answer = stranger.refused(*frames)
     assert (answer.request, answer.kind) == (0, "wire")
     assert reason in answer.reason
-    assert len(answer.reason) < 1_000  # it is not our own words that come back
+    assert len(answer.reason) < 1_000  # the answer does not repeat our bytes
 
 
 def test_keys_to_be_pulled_that_were_announced_and_did_not_come_are_refused(member: Member) -> None:
@@ -451,7 +456,7 @@ def test_every_way_to_cut_a_message_short_is_refused(scene: Scene, member: Membe
 
 @pytest.mark.variants(slow=["ipc"])
 def test_every_flipped_bit_of_a_header_is_noticed_and_told(scene: Scene, member: Member) -> None:
-    """F24: it could still be a message, if another one, so nothing of it is believed."""
+    """F24: the result may be another valid message, so nothing of it is accepted."""
     for message, arrays in (
         (member.push("dense", 1, number=77_777), (keys(1), values(0))),
         (member.pull("dense", 1), (keys(1),)),
@@ -476,7 +481,7 @@ def test_thousands_of_messages_of_junk_are_dropped_and_counted(scene: Scene, str
     heard = 0
     while stranger.answer(0.5) is not None and heard < many:
         heard += 1
-    assert heard > 0  # told as often as its own queue had room
+    assert heard > 0  # answered as often as its queue had room
     if stranger.socket.getsockopt_string(zmq.LAST_ENDPOINT) == scene.cluster.address:
         assert scene.counted("not a message") + scene.counted("other version") == before + many
 
@@ -497,10 +502,10 @@ def test_messages_that_only_others_may_send_are_ignored_by_the_coordinator(scene
     ]
     for lie in lies:
         stranger.send(coding.encode(lie))
-    assert isinstance(stranger.ask(GREETING), m.View)  # it has read them all
+    assert isinstance(stranger.ask(GREETING), m.View)  # all lies have been read
     assert scene.counted("unexpected") == before + len(lies)
     assert scene.residents() == residents
-    for member in residents:  # somebody else's heartbeat and farewell
+    for member in residents:  # heartbeat and leave of another member
         assert isinstance(
             scene.stranger(scene.cluster.address).ask(coding.encode(m.Heartbeat(member.incarnation, 1))), m.Fence
         )
@@ -510,7 +515,7 @@ def test_messages_that_only_others_may_send_are_ignored_by_the_coordinator(scene
 
 @pytest.mark.parametrize("name", [None, "coordinator"])
 def test_a_server_listens_to_its_coordinator_alone(scene: Scene, name: str | None) -> None:
-    """Whatever name a stranger takes: the coordinator is who the server called, not who says that it is."""
+    """The coordinator is the peer that the server called, whatever name a stranger takes."""
     view, residents = scene.view, scene.residents()
     server = next(member for member in residents if member.role == "server")
     liar, witness = scene.stranger(scene.server, name), scene.stranger(scene.server)
@@ -528,13 +533,13 @@ def test_a_server_listens_to_its_coordinator_alone(scene: Scene, name: str | Non
 
 
 def test_nobody_can_push_in_the_name_of_another(scene: Scene, member: Member) -> None:
-    """A number counted for somebody else would swallow that one's own push."""
+    """A number counted for another client would make the server ignore that client's push."""
     honest = next(one.incarnation for one in scene.view.members if one.name == "honest")
     push = member.push("honest", 0, stream=-honest, number=1 << 19, floor=1 << 19)
     assert "another client's stream" in member.refused(coding.encode(push)).reason
 
 
-# ---------------------------------------------------------------- too much
+# ---------------------------------------------------------------- too large, too many
 
 
 def test_an_array_just_above_the_limit_is_refused_and_the_next_message_is_served(member: Member) -> None:
@@ -553,7 +558,8 @@ def test_a_frame_above_what_sockets_take_ends_the_connection_and_costs_no_memory
         member.send(coding.encode(member.push("dense", 1, start=0, stop=1)), large)
         assert member.answer(0.3) is None
     assert server.memory_info().rss - before < limits.FRAME_BYTES
-    deadline = time.monotonic() + PATIENCE  # the socket connects again by itself; what it says then is heard
+    # The socket reconnects by itself, and then its requests are answered.
+    deadline = time.monotonic() + PATIENCE
     answer = None
     while answer is None and time.monotonic() < deadline:
         with contextlib.suppress(zmq.Again):
@@ -563,7 +569,7 @@ def test_a_frame_above_what_sockets_take_ends_the_connection_and_costs_no_memory
 
 
 def raw(address: str) -> socket.socket:
-    """A connection without any protocol on it."""
+    """Open a connection without any protocol on it."""
     if address.startswith("ipc://"):
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(address.removeprefix("ipc://"))
@@ -585,10 +591,14 @@ def closed_by_the_other_side(connection: socket.socket) -> bool:
 
 @pytest.mark.variants(slow=["ipc"])
 def test_connections_that_are_opened_and_left_are_closed_again(scene: Scene) -> None:
-    """A hundred to each, silent or with a greeting that never ends: they have HELLO_WITHIN, then they are gone."""
+    """Connections without a complete greeting are closed after HELLO_WITHIN.
+
+    A hundred to each node are silent, or send a greeting that never ends.
+    """
     server = psutil.Process(scene.cluster.pids["server-0"])
     before = server.num_fds()
-    greetings = [b"", b"\xff", b"\xff" + bytes(8) + b"\x7f", b"\xff" + bytes(8) + b"\x7f\x03"]  # of ZeroMQ's, so far
+    # The beginnings of ZeroMQ's greeting.
+    greetings = [b"", b"\xff", b"\xff" + bytes(8) + b"\x7f", b"\xff" + bytes(8) + b"\x7f\x03"]
     with contextlib.ExitStack() as left:
         connections = [
             left.enter_context(raw(address)) for _ in range(100) for address in (scene.server, scene.cluster.address)
@@ -602,7 +612,10 @@ def test_connections_that_are_opened_and_left_are_closed_again(scene: Scene) -> 
 
 
 def test_other_protocols_get_nowhere(scene: Scene) -> None:
-    """ZeroMQ takes a first byte that is not its own for its own first version and stays, until the caller goes."""
+    """ZeroMQ takes an unknown first byte for its own first version, and keeps the connection.
+
+    It does so until the caller hangs up.
+    """
     server = psutil.Process(scene.cluster.pids["server-0"])
     before = server.num_fds()
     with contextlib.ExitStack() as left:

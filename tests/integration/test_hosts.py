@@ -1,6 +1,7 @@
-"""Nodes on several hosts, by the commands: what is started where, what they know of each other, and how each ends.
+"""Commands start nodes on several hosts: what starts where, and how each node ends.
 
-Two "hosts" are two addresses of loopback: real ones, and partitions between them, are in tests/network.
+They also test what nodes know of each other. Two "hosts" are two loopback addresses; real hosts,
+and partitions between them, are in tests/network.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ENDLESS = ("--epochs", "1e6", "--set", "evaluate.every=5")
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """Where nobody is yet."""
+    """Yield an address that nobody uses yet."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -125,11 +126,12 @@ def test_a_coordinator_that_is_started_again_goes_on_with_those_who_are_still_th
     again = command(den, "launch", "coordinator", "--out", folder, "--set", "stop.seconds=1e6")
     assert soon(lambda: "evaluator" in {one.name for one in _members(looking)})
     after = {one.name: one.incarnation for one in looking.look(10.0).members}
-    assert (after["held"], after["busy"]) == (before["held"], before["busy"])  # nobody has joined anew
+    # No node has joined again.
+    assert (after["held"], after["busy"]) == (before["held"], before["busy"])
     done = steps(address)
     assert soon(lambda: steps(address) > done)
     looking.close()
-    again.send_signal(signal.SIGINT)  # a person ends it: all are told
+    again.send_signal(signal.SIGINT)  # a user ends it, and all nodes learn that
     ended(again, 130)
     for process in (server, worker):
         out, _ = ended(process)
@@ -143,6 +145,7 @@ def test_a_server_whose_host_lacks_the_runs_folder_makes_checkpoints_fail_with_t
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
+    # The folder is empty there.
     elsewhere = (
         "unshare",
         "--mount",
@@ -150,7 +153,7 @@ def test_a_server_whose_host_lacks_the_runs_folder_makes_checkpoints_fail_with_t
         "-c",
         'mount -t tmpfs none "$0" && exec "$@"',
         str(home),
-    )  # it is empty there
+    )
     if subprocess.run([*elsewhere, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no process may have mounts of its own here")
     main = command(
@@ -172,7 +175,8 @@ def test_a_server_whose_host_lacks_the_runs_folder_makes_checkpoints_fail_with_t
     assert warned()
     done = steps(address)
     assert soon(lambda: steps(address) > done + 20)
-    assert not list((home / "run").glob("checkpoints/*/*.json"))  # nothing that looks like a whole one
+    # Nothing looks like a complete checkpoint.
+    assert not list((home / "run").glob("checkpoints/*/*.json"))
     main.send_signal(signal.SIGINT)
     ended(main, 130)
     for process in (far, worker):
@@ -222,7 +226,7 @@ def told(folder: Path) -> list[str]:
 def test_code_that_a_run_names_is_not_imported_elsewhere_unless_the_operator_there_names_it(
     den: Den, address: str, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T11."""
+    """T11: the operator of a host decides which code is imported there."""
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(shoal.__file__).parents[1]}")
     (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write('x')\n")
     run = ("--listen", address, "--set", 'launch.modules=["theirs"]', *ENDLESS, "--out", tmp_path / "run")
@@ -264,7 +268,8 @@ def test_a_store_is_used_by_a_program_and_outlives_its_coordinator(den: Den, add
         main.send_signal(signal.SIGTERM)
         _, err = main.communicate(timeout=60)
         assert main.returncode == 143, err
-        kv.push("w", slice(None), np.ones(1_000, np.float32)).result(20)  # it is on no push or pull
+        # No push or pull needs the coordinator.
+        kv.push("w", slice(None), np.ones(1_000, np.float32)).result(20)
         main = command(den, *words)
         assert soon(lambda: len(members(address, "server")) == 2)
         assert kv.pull("w", slice(None)).result(20).min() == 2
@@ -287,7 +292,7 @@ def test_a_store_of_which_nobody_is_left_comes_back_as_it_was_saved(den: Den, ad
         kv.push("w", [1, 900], np.ones(2, np.float32)).result(20)
         saved = kv.pull("w", [1, 900]).result(20).tolist()
         kv.save(60)
-        kv.push("w", [1], np.ones(1, np.float32)).result(20)  # not in it
+        kv.push("w", [1], np.ones(1, np.float32)).result(20)  # not in the checkpoint
     main.send_signal(signal.SIGINT)
     ended(main, 130)
     ended(server)
@@ -326,7 +331,7 @@ def test_nodes_whose_coordinator_comes_back_say_so(den: Den, address: str) -> No
     assert soon(lambda: members(address, "server"))
     main.kill()
     assert server.stderr is not None
-    heard = iter(server.stderr.readline, "")  # it ends by itself if nobody comes back
+    heard = iter(server.stderr.readline, "")  # it ends by itself if no coordinator returns
     assert any("has heard nothing from the coordinator" in line for line in heard)
     command(den, *words)
     assert any("hears the coordinator again, and goes on" in line for line in heard)
@@ -340,7 +345,8 @@ def test_the_last_server_stays_until_it_is_told_twice(den: Den, address: str) ->
     with shoal.connect(address) as kv:
         kv.create("w", shoal.Dense(rows=10))
         server.send_signal(signal.SIGTERM)
-        time.sleep(1.0)  # it is refused by then: nothing but its words would tell
+        # By then its leave is refused, which only its output would show.
+        time.sleep(1.0)
         assert server.poll() is None and members(address, "server") == ["last"]
         server.send_signal(signal.SIGTERM)
         _, err = ended(server, 143)

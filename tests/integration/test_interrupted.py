@@ -1,4 +1,7 @@
-"""Ctrl-C, at any moment: a command that has just been typed ends without a traceback, and a run keeps what it has learned."""
+"""Ctrl-C leaves no traceback at any moment, and a run keeps what it has learned.
+
+This includes a command that was typed just before.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,10 @@ from shoal.run.finished import Run
 from shoal.run.run import train
 from tests.support.sandbox import Den
 
-HEARS = ("env", "--default-signal=INT")  # whoever started the tests may have it ignored
-FIRST = ("__init__.py", "__main__.py", "starting.py")  # until these are read Ctrl-C is Python's own
+# SIGINT may be ignored where the tests were started.
+HEARS = ("env", "--default-signal=INT")
+# Python handles Ctrl-C itself until these are imported.
+FIRST = ("__init__.py", "__main__.py", "starting.py")
 SMALL: dict[str, Any] = {"data.rows": 600, "data.features": 1_000, "data.batch": 20, "launch.how": "threads"}
 
 
@@ -33,13 +38,13 @@ def test_ctrl_c_while_a_command_starts_leaves_no_traceback(command: tuple[str, .
         _, errors = child.communicate(timeout=60)
         if child.returncode in (130, -signal.SIGINT):
             heard += 1
-        # What the interpreter says before it is at our first line is its own.
+        # Output from before our first line is the interpreter's own.
         places = re.findall(r'File "([^"]*)"', errors)
         assert all(Path(place).name in FIRST for place in places if "/shoal/" in place), errors
         if not places:
             said = [line for line in errors.splitlines() if not line.startswith("packing")]
             assert len(said) <= 1 or child.returncode not in (130, -signal.SIGINT), errors
-    assert heard > 0  # else nothing was tried
+    assert heard > 0  # or nothing was tested
 
 
 def test_ctrl_c_while_modules_are_imported_for_a_command_waits_until_they_are(den: Den) -> None:

@@ -1,4 +1,7 @@
-"""The test session itself: what it inherits is undone, leftovers fail the test that left them, and a limit is a limit."""
+"""The test session undoes what it inherits and fails a test that leaves something.
+
+A time limit really ends its test.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,7 @@ def test_files_are_as_always(tmp_path):
 
 
 def session(folder: Path, test: str, *words: str, shell: str = "", **variables: str) -> str:
-    """Run a session of its own on one file; what it printed."""
+    """Run a pytest session on one file, and return its output."""
     (folder / "conftest.py").write_text(CONFTEST.format(root=str(ROOT)))
     (folder / "test_it.py").write_text(test)
     (folder / "pytest.ini").write_text("[pytest]\n")

@@ -1,6 +1,7 @@
-"""Keys on real sockets: who comes in, who is told why not, and who is cut off (T1-T3, T6, T8, T12, T13, T15).
+"""Keys on real sockets: who joins, is refused, is cut off (T1-T3, T6, T8, T12, T13, T15).
 
-Every refusal is told on both sides. A guard against hanging is not a measure: the times it takes are printed by ``shoal bench curve``.
+Both sides report every refusal. Timeouts here only guard against hanging: ``shoal bench curve``
+prints how long a refusal takes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ HERE = "tcp://127.0.0.1:*"
 
 
 class Hosts:
-    """Folders of keys, one for each machine that there might be, and transports that are closed at the end."""
+    """Key folders, one per possible machine, and transports that are closed at the end."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.open = place, list[ZmqTransport]()
@@ -73,7 +74,7 @@ class Hosts:
         return made
 
     def until(self, done: Callable[[list[tuple[str, str, m.Message]]], bool]) -> list[tuple[str, str, m.Message]]:
-        """Let everybody receive until it is so: who heard what from whom."""
+        """Let all nodes receive until this is true, and return who received what from whom."""
         heard = list[tuple[str, str, m.Message]]()
         for _ in range(int(PATIENCE * 100)):
             for node in self.open:
@@ -83,7 +84,7 @@ class Hosts:
         raise AssertionError(heard)
 
     def for_a_while(self) -> list[tuple[str, str, m.Message]]:
-        """What is heard by the time that a message has gone round."""
+        """Return what is received within the time of a round trip."""
         end = time.monotonic() + 0.5
         return self.until(lambda heard: time.monotonic() > end)
 
@@ -104,14 +105,14 @@ def no(heard: list[tuple[str, str, m.Message]], who: str) -> m.Refusal | None:
 def knock(
     hosts: Hosts, caller: ZmqTransport, home: ZmqTransport, name: str
 ) -> tuple[list[tuple[str, str, m.Message]], m.Refusal | None]:
-    """What all heard until the caller was refused, and the refusal."""
+    """Return all messages until the caller was refused, and the refusal."""
     caller.connect("coordinator", home.address)
     caller.send("coordinator", m.StatusRequest(1), ())
     heard = hosts.until(lambda heard: no(heard, name) is not None)
     return heard, no(heard, name)
 
 
-# ---------------------------------------------------------------- coming in
+# ---------------------------------------------------------------- admission
 
 
 def test_a_worker_with_a_known_key_comes_in_and_is_called_by_its_name(hosts: Hosts) -> None:
@@ -132,7 +133,7 @@ def test_a_key_that_is_not_on_the_list_is_refused_and_both_sides_say_so(
     home, caller = hosts.node("coordinator", bind=HERE), hosts.node("stranger")
     heard, said = knock(hosts, caller, home, "stranger")
     assert said is not None and said.kind == "key" and "not on the list" in said.reason
-    assert [to for to, _, _ in heard] == ["stranger"]  # the coordinator never saw a message of its
+    assert [to for to, _, _ in heard] == ["stranger"]  # the coordinator got no message of it
     assert home.counters()["strange key"] >= 1
     assert f"its key {stranger.public} is not on the list" in capfd.readouterr().err
 
@@ -181,7 +182,7 @@ def test_an_insecure_caller_is_told_that_the_other_side_has_keys(hosts: Hosts) -
 
 
 def test_whoever_answers_with_another_key_than_the_address_says_hears_nothing(hosts: Hosts) -> None:
-    """T2: an impostor at the coordinator's address, which has a key of its own, and lets everybody in."""
+    """T2: an impostor at the coordinator's address has its own key and admits everybody."""
     hosts.key("hostb", "worker")
     other = keyring.make(hosts.folder("impostor"), "coordinator", "coordinator")
     keyring.allow(hosts.folder("impostor"), keyring.own_keys(hosts.folder("hostb"))[0])
@@ -196,7 +197,7 @@ def test_whoever_answers_with_another_key_than_the_address_says_hears_nothing(ho
 
 
 def test_a_node_that_is_away_is_no_refusal(hosts: Hosts) -> None:
-    """Nobody listens there: whoever calls goes on calling, and the one who comes back is heard."""
+    """Nobody listens there: the caller keeps trying, and a node that returns is reached."""
     hosts.key("hostb", "worker", known=True)
     with sockets.socket() as place:
         place.bind(("127.0.0.1", 0))
@@ -214,7 +215,7 @@ def test_a_node_that_is_away_is_no_refusal(hosts: Hosts) -> None:
 
 @contextlib.contextmanager
 def raw_caller(hosts: Hosts, made: keyring.OwnKey, address: str, identity: bytes = b"") -> Iterator[zmq.Socket[bytes]]:
-    """A socket with that key that calls itself as it likes."""
+    """Yield a socket with that key that sends any name."""
     context = zmq.Context()
     with contextlib.closing(context.socket(zmq.DEALER)) as raw:
         raw.setsockopt(zmq.LINGER, 0)
@@ -229,7 +230,7 @@ def raw_caller(hosts: Hosts, made: keyring.OwnKey, address: str, identity: bytes
 
 
 def test_a_key_speaks_for_its_own_name_alone(hosts: Hosts) -> None:
-    """Not even one that is known."""
+    """Not even a known key may speak for another name."""
     made = hosts.key("hostb", "worker", known=True)
     hosts.key("victim", "worker", known=True)
     home = hosts.node("coordinator", bind=HERE)
@@ -252,7 +253,7 @@ def test_whoever_takes_a_name_for_its_connection_neither_silences_its_owner_nor_
     assert hosts.until(lambda heard: len(heard) > 0) == [("coordinator", "victim", m.StatusRequest(1))]
     with raw_caller(hosts, made, home.address, identity=b"victim") as raw:
         raw.send_multipart([b"hostb", encode(m.StatusRequest(2))])
-        hosts.until(lambda heard: len(heard) > 0)  # it is in, by its own name
+        hosts.until(lambda heard: len(heard) > 0)  # it is admitted, by its own name
         raw.send_multipart([b"victim", encode(m.StatusRequest(3))])
         hosts.until(lambda heard: home.counters().get("impostor", 0) == 1)
         home.send("victim", m.Done(7), ())
@@ -287,7 +288,10 @@ def test_a_worker_that_wants_what_its_role_is_not_for_is_answered_no_and_nobody_
 
 
 def test_a_server_learns_from_the_coordinator_who_may_call_it(hosts: Hosts) -> None:
-    """Its own machine knows no key but its own: the word of the coordinator, whose key is in the address, is enough."""
+    """A server trusts the coordinator, whose key is in the address.
+
+    The server's own machine knows no key but its own.
+    """
     hosts.key("rack", "server", known=True)
     hosts.key("hostb", "worker", known=True)
     hosts.key("stranger", "worker")
@@ -295,7 +299,8 @@ def test_a_server_learns_from_the_coordinator_who_may_call_it(hosts: Hosts) -> N
     server.connect("coordinator", home.address)
     server.send("coordinator", m.Hello("rack", "server", "t", server.address), ())
     worker, stranger = hosts.node("hostb"), hosts.node("stranger")
-    for caller in (worker, stranger):  # at the same time as the server joins: it waits for the coordinator's word
+    # They call while the server joins, and it waits for the coordinator's answer.
+    for caller in (worker, stranger):
         caller.connect("rack", server.address)
         caller.send("rack", m.TableStatusRequest(1, 1, 0), ())
     heard = hosts.until(
@@ -356,7 +361,7 @@ def test_a_key_that_expires_while_it_is_at_work_is_cut_off_by_everybody_and_told
     worker.send("coordinator", m.StatusRequest(1), ())
     worker.send("rack", m.TableStatusRequest(1, 1, 0), ())
     hosts.until(lambda heard: len([one for one in heard if one[0] != "hostb"]) == 3)
-    keyring.allow(hosts.folder("coordinator"), made, until=1)  # the time has come
+    keyring.allow(hosts.folder("coordinator"), made, until=1)  # it has expired
 
     def told(heard: list[tuple[str, str, m.Message]]) -> bool:
         return {by for to, by, said in heard if to == "hostb" and isinstance(said, m.Refusal)} == {
@@ -431,10 +436,10 @@ def test_a_client_of_another_machine_works_until_its_key_is_revoked(hosts: Hosts
     assert cluster.status().silent == []
     with contextlib.closing(look_at(cluster.address, hosts.safety("laptop"))) as looking:
         assert "laptop" in " ".join(member.name for member in looking.status().view.members)
-    with cluster.client() as ours:  # of the coordinator's own machine
+    with cluster.client() as ours:  # a client on the coordinator's machine
         keyring.revoke(hosts.folder("coordinator"), "laptop")
         with pytest.raises(Refused, match="revoked"):
-            for _ in range(100_000):  # what was under way may still be answered
+            for _ in range(100_000):  # requests in flight may still be answered
                 kv.push("weights", slice(0, 1_000), np.ones(1_000, np.float32)).result(PATIENCE)
         with pytest.raises(Refused, match="revoked"):
             kv.pull("weights", slice(0, 1_000)).result(PATIENCE)
@@ -475,7 +480,7 @@ def test_a_worker_may_push_and_pull_and_makes_no_table(hosts: Hosts, cluster: Pr
 def test_nothing_that_travels_can_be_read_and_no_secret_is_seen_anywhere(
     hosts: Hosts, cluster: ProcessCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """T1, T15: a wire that is listened to, the words that processes were started with, and all that they print."""
+    """T1, T15: neither the wire, nor command lines, nor any output shows a secret."""
     hosts.key("laptop", "client", known=True)
     with Tap(parsed(cluster.address).plain) as tap:
         with shoal.connect(with_key(tap.address, hosts.home.public), keys=hosts.folder("laptop")) as kv:
@@ -492,7 +497,7 @@ def test_nothing_that_travels_can_be_read_and_no_secret_is_seen_anywhere(
 
 
 class Tap:
-    """A wire between a caller and a node, and all that went over it."""
+    """A wire between a caller and a node that keeps all bytes."""
 
     def __init__(self, to: str) -> None:
         host, _, port = to.removeprefix("tcp://").rpartition(":")
@@ -565,7 +570,7 @@ def test_a_key_is_bound_where_it_is_let_in_and_the_list_says_so(tmp_path: Path) 
     assert "as a worker of group b alone until 2099-01-01T00:00:00Z" in run(
         "add", made.line, "--group", "b", "--until", "2098-12-31"
     )
-    assert "of group b alone until 2099" in run("add", made.line)  # as before
+    assert "of group b alone until 2099" in run("add", made.line)  # unchanged
     assert f"{made.line} group=b until=2099-01-01T00:00:00Z\n" in run("list")
     (fact,) = json.loads(run("list", "--json"))["allowed"]
     assert (fact["group"], fact["until"], fact["expired"]) == ("b", "2099-01-01T00:00:00Z", False)
@@ -578,7 +583,7 @@ def test_a_key_is_bound_where_it_is_let_in_and_the_list_says_so(tmp_path: Path) 
         assert run("add", made.line, *words).startswith("exit 2") and why in run("add", made.line, *words)
     assert run("add", keyring.make(tmp_path / "rack", "rack", "server").line, "--group", "b").startswith("exit 2")
     os.mkfifo(tmp_path / "pipe")
-    assert run("add", str(tmp_path / "pipe")).startswith("exit 2")  # and waits for nobody
+    assert run("add", str(tmp_path / "pipe")).startswith("exit 2")  # it does not wait for a writer
     assert json.loads(run("list", "--json"))["allowed"] == [fact]
     keyring.allow(here, made, until=1)
     assert "(expired: it is refused)" in run("list")
@@ -608,7 +613,7 @@ def test_an_address_of_another_machine_is_refused_without_keys_and_both_next_mov
 
 
 class Command:
-    """One of shoal's, as another machine would run it; what it prints is kept."""
+    """A shoal command as another machine would run it; its output is kept."""
 
     def __init__(self, file: Path, *words: str) -> None:
         self.file = file
@@ -619,13 +624,13 @@ class Command:
         return self.file.read_text(errors="replace")
 
     def until(self, pattern: str) -> str:
-        """What it says that is like this; it must, while it runs."""
+        """Wait until it prints this pattern, and return the match; it must keep running."""
         for _ in range(int(4 * PATIENCE * 10)):
             if (found := re.search(pattern, self.said())) is not None:
                 return found[0]
             if self.process.poll() is not None:
                 break
-            time.sleep(0.1)  # another process's file: nobody tells when it grows
+            time.sleep(0.1)  # nothing signals that the file of another process grows
         raise AssertionError(f"no {pattern!r} in:\n{self.said()}")
 
     def end(self) -> int:

@@ -52,7 +52,7 @@ def command(script: Path, *words: str) -> list[str]:
 
 @contextmanager
 def sleepers(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A launcher, and the processes that its two workers are and have started."""
+    """Yield a launcher, and the pids of its two workers and of their children."""
     script = tmp_path / "sleep.py"
     script.write_text(_SLEEPER)
     with subprocess.Popen(
@@ -106,7 +106,7 @@ def test_a_server_that_is_killed_stops_nobody_where_there_are_copies(tmp_path: P
     words = ("--workers", "2", "--servers", "3", "--copies", "2")
     with subprocess.Popen(command(script, *words), stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
-        launcher.stdout.readline()  # it trains
+        launcher.stdout.readline()  # it trains by now
         for child in psutil.Process(launcher.pid).children(recursive=True):
             if child.name() == "shoal server-1":
                 child.kill()
@@ -142,7 +142,8 @@ def test_a_script_that_shares_nothing_is_told_so() -> None:
         launching.start(["-c", "print(open('/proc/self/comm').read())"])
         launching.wait()
     assert "no worker called shoal.torch.distribute, so each trained its own model" in shown[-1]
-    assert {"worker-0 | shoal worker-0\n", "worker-1 | shoal worker-1\n"} <= set(shown)  # what `ps` and `top` show
+    # The names that `ps` and `top` show.
+    assert {"worker-0 | shoal worker-0\n", "worker-1 | shoal worker-1\n"} <= set(shown)
 
 
 @pytest.mark.parametrize(("codes", "is_told"), [((1, 1), False), ((1, 0), True)], ids=["all fail", "one fails"])
@@ -150,8 +151,9 @@ def test_that_others_go_on_is_said_only_where_some_do(codes: tuple[int, int], is
     shown: list[str] = []
     with ScriptLauncher(2, 1, 1, lambda text, is_error: shown.append(text)) as launching:
         launching.start(["-c", f"import os, sys; sys.exit({codes}[int(os.environ['SHOAL_RANK'])])"])
-        assert soon(lambda: launching._reports.qsize() == 2)  # both have ended: nothing depends on how long that took
-        # Which of the two ended first is chance; here the failure did.
+        # Both have ended, so nothing depends on how long that took.
+        assert soon(lambda: launching._reports.qsize() == 2)
+        # Which of the two ended first is random; here the failure comes first.
         news = sorted((launching._reports.get() for _ in range(2)), key=lambda end: -end.code)  # type: ignore[union-attr]
         for end in news:
             launching._reports.put(end)

@@ -1,4 +1,7 @@
-"""Segments change hands on a real cluster, under load: no client sees an error, nothing is lost, nothing counts twice (F11, F12)."""
+"""Segments move on a real cluster under load (F11, F12).
+
+No client sees an error, nothing is lost, and nothing is counted twice.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,14 @@ WORKERS = 2
 
 
 class Crew:
-    """Workers that add 1 to all rows again and again, and read after each push what they have pushed."""
+    """Workers that add 1 to all rows again and again, and check their pushes by pulls."""
 
     def __init__(self, cluster: shoal.Cluster, spec: Table) -> None:
         self._cluster, self._steps = cluster, isinstance(spec.apply, Step)
         self.keys = np.arange(ROWS, dtype=np.uint64) * (50 if isinstance(spec, Sparse) else 1)
         self.done = [0] * WORKERS
         self.errors: list[str] = []
-        self._last = 0  # steps that all take part in
+        self._last = 0  # number of steps that all workers take
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._work, args=(one,)) for one in range(WORKERS)]
         for thread in self._threads:
@@ -57,19 +60,22 @@ class Crew:
             seen = least
 
     def _is_over(self, place: int) -> bool:
-        """Where steps are taken together, all do as many: nobody waits for one that has gone."""
+        """Say whether this worker is done.
+
+        With steps, all workers do equally many, so that nobody waits for a worker that has ended.
+        """
         if not self._stop.is_set():
             return False
         return not self._steps or self.done[place] >= self._last
 
     def until(self, pushes: int) -> None:
-        """Until so many more are counted by each."""
+        """Wait until each worker has counted this many more pushes."""
         goal = [one + pushes for one in self.done]
         while any(one < most for one, most in zip(self.done, goal, strict=True)) and not self.errors:
-            threading.Event().wait(0.005)  # nobody tells: the workers count
+            threading.Event().wait(0.005)  # nothing signals it: poll the workers' counts
 
     def stop(self) -> int:
-        """How many pushes were counted in all."""
+        """Stop all workers, and return how many pushes were counted in all."""
         self._last = max(self.done) + 2
         self._stop.set()
         for thread in self._threads:
@@ -82,7 +88,7 @@ def wait(condition: Callable[[], bool]) -> None:
     for _ in range(round(PATIENCE / 0.05)):
         if condition():
             return
-        threading.Event().wait(0.05)  # the coordinator is asked again
+        threading.Event().wait(0.05)  # then ask the coordinator again
     raise AssertionError("it did not come about")
 
 

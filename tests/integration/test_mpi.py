@@ -1,4 +1,4 @@
-"""Ranks of mpirun, from the wheels alone: started by shoal, or by whoever types mpirun."""
+"""Ranks of mpirun need only the wheels, and shoal or a user starts them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_all_reduce_over_mpi_takes_the_steps_of_a_sync_run() -> None:
 def test_a_run_that_shoal_starts_with_mpirun_is_a_run_as_any_other(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = tmp_path_factory.mktemp("mpi")  # a short name: a socket is made there
+    shared = tmp_path_factory.mktemp("mpi")  # a short name, because a socket is created there
     monkeypatch.setattr("shoal.strategies.averaging.mpirun.SHARED", shared)
     events: list[RunEvent] = []
     done = shoal.train(Job.of(JOB), workers=2, out=tmp_path / "run", on_event=events.append)
@@ -140,7 +140,8 @@ def test_without_mpi_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
             mpirun_rank.MpirunRank(3, 5),
         ),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, mpirun_rank.MpirunRank(0, 2)),
-        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "5"}, None),  # left from an mpirun that has ended
+        # Left over from an mpirun that has ended.
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "5"}, None),
         ({"PMI_RANK": "0", "PMI_SIZE": "1"}, None),  # a Slurm step of one process
         ({"PMI_RANK": "0", "PMI_SIZE": "1", "SHOAL_MPI": "1"}, mpirun_rank.MpirunRank(0, 1)),
         ({"OMPI_COMM_WORLD_RANK": "", "OMPI_COMM_WORLD_SIZE": "5", "PMIX_NAMESPACE": "one"}, None),

@@ -1,4 +1,4 @@
-"""A strategy that shoal does not know: one file of the user's, and it trains as any other."""
+"""A strategy in one file of the user, unknown to shoal, trains like any other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def own_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def worker_pid(name: str) -> int:
-    """The process of this run that has such a title."""
+    """Return the pid of this run's process with this title."""
     return next(child.pid for child in psutil.Process().children(recursive=True) if child.name() == name)
 
 

@@ -1,6 +1,7 @@
-"""Who stops calling a peer just when that ends, with half of a message on its way, lives on.
+"""A node survives when it disconnects from a peer that ends in the middle of a message.
 
-libzmq aborts the whole process there, if the socket is closed without a linger: so this is done in a process of its own.
+libzmq aborts the whole process in this case if the socket is closed without a linger, so the test
+uses a process of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a model predicts is what it was evaluated by: hashed ids, click logs, modules, archives; and rows that are none."""
+"""A model predicts what it was evaluated by, and invalid rows are refused.
+
+This holds for hashed ids, click logs, modules and archives.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ THREADS = {"launch.how": "threads", "data.batch": 20}
 
 
 def examples() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The label follows from a few of the ids, so that who looks at other weights is as good as a coin."""
+    """Return rows and labels; the labels follow from a few of the ids.
+
+    A model that reads other weights is no better than a coin.
+    """
     draw = np.random.default_rng(7)
     rows = (draw.random((ROWS, IDS)) < 0.05) * draw.uniform(0.5, 1.5, (ROWS, IDS))
     truth = draw.normal(size=IDS)
@@ -84,7 +90,8 @@ def test_the_model_of_an_archive_hashes_too(hashed_run: Path, tmp_path: Path) ->
     ended = CliRunner().invoke(main, ["export", str(hashed_run), "--out", str(archive)])
     assert ended.exit_code == 0, ended.output
     with tarfile.open(archive) as tar:
-        safely: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # not there before Python 3.11.4
+        # There is no data_filter before Python 3.11.4.
+        safely: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         tar.extractall(tmp_path, **safely)
     (found,) = tmp_path.glob("*/model.safetensors")
     rows, _ = examples()

@@ -1,4 +1,7 @@
-"""The proxy itself: in fine weather nobody notices it, and what it is told to do to messages it does."""
+"""In fine weather nobody notices the proxy, and else it applies the faults that are set.
+
+Fine weather means no faults.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,8 @@ def test_everybody_is_met_through_it_and_nobody_notices(
         proxy.seen
     )
     addresses = [member.address for member in ann._client.session.view.members if member.role == "server"]
-    assert all(address.startswith("tcp://127.0.0.1:") for address in addresses)  # its own, not those of the servers
+    # These are the proxy's addresses, not those of the servers.
+    assert all(address.startswith("tcp://127.0.0.1:") for address in addresses)
 
 
 def test_megabytes_pass_whole(cluster: ProcessCluster, ann: shoal.KV) -> None:
@@ -98,7 +102,7 @@ def test_without_rewriting_only_the_coordinator_is_met_through_it(cluster: Proce
         assert not any("server" in sender for sender, _, _ in proxy.seen)
 
 
-# ---------------------------------------------------------------- what it can do
+# ---------------------------------------------------------------- faults
 
 
 def test_what_is_held_back_comes_when_it_is_let_go(proxy: FaultyProxy, ann: shoal.KV) -> None:
@@ -134,13 +138,17 @@ def test_a_connection_that_is_cut_is_made_again(proxy: FaultyProxy, ann: shoal.K
 def test_a_late_repeat_comes_after_what_was_said_later(
     cluster: ProcessCluster, proxy: FaultyProxy, ann: shoal.KV
 ) -> None:
-    """Also by another connection, of another process of the same name, whose incarnation is another."""
+    """The repeat may arrive after another process has joined by the same name.
+
+    That process has another connection and another incarnation.
+    """
 
     def fenced() -> bool:
         return bool(proxy.seen["server-0", "ann", "fence"] and proxy.seen["server-1", "ann", "fence"])
 
     before, pushes = ann.pull("w", ALL).result(PATIENCE), 0
-    for later in (1.0, 4.0, 16.0):  # the other process may take its time, and then the repeat is not late enough
+    # The other process may be slow to join; then the repeat is not late enough.
+    for later in (1.0, 4.0, 16.0):
         proxy.weather = LinkFaults(repeat=1.0, late=1.0, later=later, only=lambda one: one.kind == "push")
         ann.push("w", ALL, ONES).result(PATIENCE)
         proxy.weather = LinkFaults()

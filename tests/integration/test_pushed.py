@@ -1,4 +1,7 @@
-"""Pushes with several numbers for each weight, on every kind of table, with copies, over threads and processes."""
+"""Pushes may have several numbers per weight, on every kind of table.
+
+The tests use copies, threads and processes.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,8 @@ def test_a_push_that_looks_ahead_and_one_with_repeats(kv: shoal.KV) -> None:
     keys, others = KeyList(np.arange(0, 9, dtype=np.uint64)), KeyList(np.arange(5, 20, dtype=np.uint64))
     ahead = kv.push(name, keys, np.full((9, 2), 4, np.float32), ahead=others).result(PATIENCE)
     assert ahead.shape == (15,) and (ahead[:4] != 0).all() and (ahead[4:] == 0).all()
-    kv.push(name, [30, 31, 30], np.array([[1, 2], [4, 4], [3, 2]], np.float32)).result(PATIENCE)  # added up: 4, 4
+    # The values of both keys add up to 4, 4.
+    kv.push(name, [30, 31, 30], np.array([[1, 2], [4, 4], [3, 2]], np.float32)).result(PATIENCE)
     thirty, other = kv.pull(name, [30, 31]).result(PATIENCE)
     assert thirty == other != 0
 

@@ -1,4 +1,7 @@
-"""``shoal query``: the model of a run while it is trained and afterwards; and where there is none, that is said."""
+"""``shoal query`` reads the model of a run while it is trained and afterwards.
+
+Where there is no model, it says so.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def test_a_model_is_asked_while_it_is_trained_watched_to_its_end_and_read_afterw
     rest, error = watching[0].communicate(timeout=60)
     assert watching[0].returncode == 0, error
     last = json.loads(rest.splitlines()[-1])
-    assert not last["live"]  # of what the run has left
+    assert not last["live"]  # read from the files of the run
     model = Trained.load(folder / "model.safetensors")
     assert last["nonzero"] == np.count_nonzero(model.table)
     assert shoal.query(folder, "top", k=1) == shoal.query(model, "top", k=1)
@@ -73,7 +76,8 @@ def test_a_model_file_is_asked_as_servers_are(tmp_path: Path) -> None:
         assert shoal.query(where, "nonzeros") == {"weights": 5, "nonzero": 3, "negative": 1}
     assert shoal.query(tmp_path, "top", k=2) == [(2, 0, -2.0), (4, 0, 1.5)]
     assert shoal.query(tmp_path, "count", keys=slice(1, 3)) == 2
-    page = CliRunner().invoke(main, ["query", str(tmp_path), "--watch"]).output  # nothing to wait for
+    # There is nothing to wait for.
+    page = CliRunner().invoke(main, ["query", str(tmp_path), "--watch"]).output
     assert "bias      1.5000" in page
     with pytest.raises(shoal.ShoalError, match="has none; leave it out"):
         shoal.query(tmp_path, "count", servers=["server-0"])
@@ -131,7 +135,8 @@ def test_one_question_is_asked_by_its_name_a_users_own_too(tmp_path: Path, monke
     )
     (tmp_path / "job.toml").write_text('data = "clicks"\nlaunch = {modules = ["questions_of_a_job"]}\n')
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(tmp_path)  # which modules a job has is known from the job, and they are found here
+    # The job names its modules, and they are found in this folder.
+    monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, ["query", str(tmp_path), "--ask", "some", "--set", "above=1", "--json"])
     assert json.loads(done.output) == {"numbers": [1.0], "keys": [0], "values": [[0.5]]}
     assert CliRunner().invoke(main, ["query", str(tmp_path), "--ask", "positive"]).output == "2\n"
@@ -162,10 +167,11 @@ def test_who_watches_at_a_terminal_sees_it_drawn_and_gets_the_cursor_back() -> N
         os.close(theirs)
         seen = b""
         try:
-            while seen.count(b"largest weights") < 3 or "█".encode() not in seen:  # drawn again and again
+            # It is drawn repeatedly.
+            while seen.count(b"largest weights") < 3 or "█".encode() not in seen:
                 seen += os.read(ours, 65_536)
             child.send_signal(signal.SIGINT)
-            with contextlib.suppress(OSError):  # all is read
+            with contextlib.suppress(OSError):  # raised when all is read
                 while more := os.read(ours, 65_536):
                     seen += more
             assert child.wait(30) == 130

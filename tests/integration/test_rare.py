@@ -1,4 +1,7 @@
-"""Admission and eviction in clusters and runs: what is read, what is told, what copies hold, and how a run goes on."""
+"""Admission and eviction of keys work in clusters and in runs.
+
+The tests cover pulls, stats, backups and resumed runs.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,8 @@ def test_rows_that_are_zero_again_are_let_go_on_all_copies(kv: shoal.KV) -> None
     ones = np.ones(len(keys))
     kv.push(name, keys, ones).result(PATIENCE)
     kv.push(name, keys[50:], -ones[50:]).result(PATIENCE)
-    kv.push(name, keys + 5_000, ones).result(PATIENCE)  # twice as many rows: time for a sweep, which follows
+    # There are twice as many rows now, so a sweep follows.
+    kv.push(name, keys + 5_000, ones).result(PATIENCE)
     kv.push(name, [0], [0.0]).result(PATIENCE)
     told = kv.stats(name)
     assert (told["rows"], told["evicted"], told["copied rows"]) == (5_050, 4_950, 5_050)
@@ -58,7 +62,10 @@ def test_rows_that_are_zero_again_are_let_go_on_all_copies(kv: shoal.KV) -> None
 
 
 def test_what_a_server_counted_of_its_own_keys_outlives_a_move_of_others() -> None:
-    """A server goes, and all that it had is the other one's: that one's keys get in as if nothing had happened."""
+    """A server leaves, and the other one takes over all its segments.
+
+    The keys that the other server had before are admitted as if nothing had happened.
+    """
     keys = np.arange(0, 5_000, 7)
     ones = np.ones(len(keys))
     with shoal.local(servers=2, processes=True) as cluster:
@@ -80,7 +87,7 @@ def test_what_a_server_counted_of_its_own_keys_outlives_a_move_of_others() -> No
 
 @pytest.fixture(autouse=True, scope="module")
 def packed_once(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The rows are packed into a folder of this test's own."""
+    """Pack the rows into a folder of these tests."""
     before = os.environ.get("SHOAL_CACHE")
     os.environ["SHOAL_CACHE"] = before or str(tmp_path_factory.mktemp("cache"))
     yield
@@ -118,7 +125,7 @@ def test_a_sync_run_that_lets_keys_in_and_go_is_the_same_for_any_number_of_serve
 
 @pytest.mark.slow
 def test_a_run_that_lets_keys_in_and_go_is_taken_up_again(tmp_path: Path) -> None:
-    """Interrupted, it makes a checkpoint; rows go on from it, and counting begins anew."""
+    """An interrupted run makes a checkpoint; its rows resume, and counts start from zero."""
     rare = {"strategy": "sync", "strategy.admit": 2, "strategy.evict": True}
 
     def interrupt(event: RunEvent) -> None:

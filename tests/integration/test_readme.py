@@ -1,4 +1,4 @@
-"""Runs the snippets of the README and of docs/ as they stand there."""
+"""The snippets of the README and of docs/ run as they stand there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ README = (README_FOLDER / "README.md").read_text()
 
 
 def blocks(page: str) -> list[str]:
-    """The Python snippets of a page, in order."""
+    """Return the Python snippets of a page, in order."""
     return re.findall(r"```python\n(.*?)```", (README_FOLDER / page).read_text(), flags=re.DOTALL)
 
 
@@ -145,7 +145,7 @@ def test_commands_that_are_shown_have_the_options_that_are_shown(page: str) -> N
 
 
 def check(words: list[str], page: str) -> None:
-    """Every option of a command line is one of that command."""
+    """Check that the command has every option of this command line."""
     command: click.Command = program
     if words[0] == "launch" and words[1] not in ("coordinator", "server", "worker"):
         words.insert(1, "script")

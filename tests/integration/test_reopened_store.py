@@ -1,4 +1,7 @@
-"""A store without a run is saved, and opened again in another process: tables, rows, optimizer state; or save says why not."""
+"""Another process opens a saved store with its tables, rows and optimizer state.
+
+The store has no run. Where it cannot be saved, save says why.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def tables(kv: Any) -> None:
 
 
 def again(kv: Any) -> tuple[Any, Any]:
-    """One more push of each: what comes of it depends on the optimizer's state."""
+    """Push once more to each table; the result depends on the optimizer's state."""
     kv.push("dense", slice(None), np.ones((40, 3), np.float32)).result()
     kv.push("rare", SPARSE, np.full((3, 2), 2.0, np.float32)).result()
     return kv.pull("dense", slice(None)).result(), kv.pull("rare", SPARSE).result()
@@ -51,7 +54,8 @@ def test_a_store_that_was_saved_is_there_again_in_another_process(processes: boo
     folder = tmp_path / "store"
     ended = subprocess.run([sys.executable, "-c", WRITE, str(folder), str(processes)], capture_output=True, timeout=180)
     assert ended.returncode == 0, ended.stderr.decode()
-    with shoal.local(servers=1) as cluster, cluster.client() as kv:  # the same pushes, in one life
+    # The same pushes, without a restart.
+    with shoal.local(servers=1) as cluster, cluster.client() as kv:
         tables(kv)
         kv.push("dense", slice(None), np.arange(120, dtype=np.float32).reshape(40, 3)).result()
         kv.push("rare", SPARSE, np.ones((3, 2), np.float32)).result()
@@ -66,12 +70,13 @@ def test_a_store_that_was_saved_is_there_again_in_another_process(processes: boo
         np.testing.assert_array_equal(found[0], expected[0])
         np.testing.assert_array_equal(found[1], expected[1])
         kv.save()
-    with shoal.local(servers=1, folder=folder) as cluster, cluster.client() as kv:  # and again, on fewer
+    # Open it again, with fewer servers.
+    with shoal.local(servers=1, folder=folder) as cluster, cluster.client() as kv:
         np.testing.assert_array_equal(kv.pull("rare", SPARSE).result(), expected[1])
 
 
 def test_pushes_after_a_journal_was_lost_are_counted(tmp_path: Path) -> None:
-    """The ledgers know clients of before by number: nobody gets such a number again."""
+    """Ledgers know earlier clients by number, so nobody gets such a number again."""
     with shoal.local(servers=1, folder=tmp_path) as cluster:
         kv = cluster.client()
         kv.create("w", shoal.Dense(rows=4))
@@ -103,7 +108,7 @@ def test_a_store_without_a_folder_says_that_nothing_is_saved() -> None:
         kv.create("w", shoal.Dense(rows=4))
         with pytest.raises(Invalid, match=r"nothing is saved.*folder"):
             kv.save()
-        kv.push("w", slice(None), np.ones(4, np.float32)).result()  # and goes on
+        kv.push("w", slice(None), np.ones(4, np.float32)).result()  # the store still works
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -126,7 +131,7 @@ def test_a_save_that_cannot_be_written_raises_with_the_reason(processes: bool, t
         with pytest.raises(ShoalError, match=r"no checkpoint was saved: cannot write to .*checkpoints"):
             kv.save()
         (tmp_path / "checkpoints").unlink()
-        kv.save()  # mended
+        kv.save()  # now it can be written
 
 
 def test_a_table_with_steps_is_not_saved_without_a_run_and_that_is_said(tmp_path: Path) -> None:
@@ -162,7 +167,7 @@ def test_an_older_checkpoint_is_taken_only_aloud(tmp_path: Path, capsys: pytest.
 @pytest.mark.variants(slow=["True"])
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_folder_has_one_store_at_a_time(processes: bool, tmp_path: Path) -> None:
-    """Two would save over each other, and neither would hear of it."""
+    """Two stores would overwrite each other's checkpoints without noticing."""
     told = rf"has a store in it already, .*process {os.getpid()}.*choose another"
     with shoal.local(servers=1, folder=tmp_path, processes=processes), pytest.raises(Invalid, match=told):
         shoal.local(servers=1, folder=tmp_path)

@@ -23,7 +23,7 @@ SETTINGS = {"data.batch": 10, "evaluate.every": 0.5, "emulate.per_example": 1e-4
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """Two real runs, of a file with a name that no page must believe."""
+    """Make two real runs of a file whose name is a script unless a page escapes it."""
     home = tmp_path_factory.mktemp("runs")
     rows = home / "<script>alert(1)<!--.svm"
     rows.write_text(ROWS)
@@ -154,7 +154,7 @@ def test_a_sweep_gets_a_page_too_alone_or_beside_runs(runs: Path, tmp_path: Path
     job = f'[job]\ndata = "{tmp_path / "rows.svm"}"\nlaunch = {{how = "threads"}}\nstop = {{epochs = 1}}\n'
     study.write_text(f'what = "Does the step matter?"\n{job}[grid]\n"update.step" = [0.1, 0.2]\n')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("signal.signal", lambda *given: None)  # pytest keeps its own
+        patch.setattr("signal.signal", lambda *given: None)  # pytest keeps its own handlers
         ended = CliRunner().invoke(main, ["sweep", str(study), "--out", str(tmp_path / "steps")], prog_name="shoal")
     assert ended.exit_code == 0, ended.output
     assert call(tmp_path / "steps").exit_code == 0

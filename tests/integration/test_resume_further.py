@@ -1,4 +1,4 @@
-"""A run is taken up to go further, never to end where it has been: what it has learned is not replaced by less."""
+"""A run resumes only to go further, so less training never replaces what it learned."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_run_that_is_past_its_new_end_is_left_as_it_is(strategy: str, tmp_path
     with pytest.raises(Invalid, match=r"steps already, and stop.steps=1 is not further"):
         shoal.train(resume=out, steps=1)
     assert (out / "model.safetensors").read_bytes() == model and (out / "summary.json").read_bytes() == summary
-    assert shoal.train(resume=out).summary == run.summary  # nothing to do, and no harm
+    assert shoal.train(resume=out).summary == run.summary  # nothing to do, and nothing changes
 
 
 @pytest.mark.variants(slow=["sync", "hogwild", "averaging"])
@@ -37,10 +37,10 @@ def test_a_run_that_is_past_its_new_end_is_left_as_it_is(strategy: str, tmp_path
 def test_a_run_that_was_killed_when_all_was_done_ends_when_it_is_taken_up(
     strategy: str, tmp_path: Path, cache: Path
 ) -> None:
-    """Hogwild had nothing left to deal, and dealt that for ever."""
+    """Hogwild once had no slots left to deal, and tried to deal them forever."""
     out = tmp_path / "run"
     run = shoal.train("rcv1-like", strategy=strategy, epochs=2, workers=2, settings=SETTINGS, out=out)
-    (out / "summary.json").unlink()  # the last that is written
+    (out / "summary.json").unlink()  # the file that is written last
     again = shoal.train(resume=out)
     assert again.summary["examples"] == run.summary["examples"]
     assert again.summary["stopped_because"] == "2 epochs done"

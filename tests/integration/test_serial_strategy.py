@@ -1,4 +1,7 @@
-"""strategy = "serial": one core and no servers, with the same events, stop rules and files as any other run."""
+"""strategy = "serial": a run uses one core and no servers.
+
+It has the same events, stop rules and files as any other run.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from shoal.settings_tree import changed
 from shoal.testing.watch import watch
 from tests.support.sandbox import soon
 
-ROWS, BATCH = 600, 20  # 30 slots in a pass
+ROWS, BATCH = 600, 20  # 30 slots per epoch
 BASE: dict[str, Any] = {
     "data": {"source": "rcv1-like", "rows": ROWS, "features": 1_000, "batch": BATCH},
     "launch": {"how": "threads"},
@@ -34,7 +37,7 @@ BASE: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def cached(cache: Path) -> None:
-    """The rows are packed once."""
+    """Pack the rows once."""
 
 
 def job_of(**changes: Any) -> Job:
@@ -94,7 +97,7 @@ def test_it_knows_every_stop_rule(stop: dict[str, Any], why: str) -> None:
 
 def test_emulated_examples_take_their_time_here_as_well() -> None:
     run = execute(job_of(emulate__per_example=1e-4, emulate__factor=2.0))
-    assert run.summary["seconds"] >= 0.999 * 2 * ROWS * 2e-4  # as it is told: rounded
+    assert run.summary["seconds"] >= 0.999 * 2 * ROWS * 2e-4  # the summary is rounded
     assert run.summary["emulated"] == "emulated compute (100 us per example), worker-0 2x slower"
 
 
@@ -126,9 +129,8 @@ def test_ctrl_c_judges_and_saves_what_was_learned_and_going_on_begins_anew(tmp_p
 
     told: list[RunEvent] = []
     run = shoal.train(resume=out, epochs=1, settings={"emulate.per_example": 0.0}, on_event=told.append)
-    assert [event.checkpoint for event in told if isinstance(event, Resumed)] == [
-        None
-    ]  # it keeps none: from the beginning
+    # It has no checkpoints, so it starts from the beginning.
+    assert [event.checkpoint for event in told if isinstance(event, Resumed)] == [None]
     assert run.summary["examples"] == ROWS and not run.summary["failed"]
 
 

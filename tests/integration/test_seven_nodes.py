@@ -1,4 +1,7 @@
-"""The exercise with seven nodes, as a reader would run it: by hand and by shoal it is the same descent (S3-09)."""
+"""The exercise with seven nodes descends alike by hand and by shoal (S3-09).
+
+The test runs it as a reader would.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def test_seven_nodes_by_hand_and_by_shoal_descend_alike(cache: Path, capsys: pyt
     table = np.array([line.split() for line in out.splitlines() if re.match(r" *\d", line)], np.float64)
     rounds, by_hand, by_shoal, apart, also_apart = table.T
     assert rounds.tolist() == list(range(0, 201, 20))
-    assert by_shoal == pytest.approx(by_hand, abs=2e-6)  # float32 beside float64
+    assert by_shoal == pytest.approx(by_hand, abs=2e-6)  # float32 against float64
     assert also_apart == pytest.approx(apart, abs=2e-5)
     assert by_hand[0] == pytest.approx(np.log(2), abs=1e-6) and (np.diff(by_hand) < 0).all()
     ends = [float(found) for found in re.findall(r"objective at the mean by \w+: (\S+)", out)]

@@ -1,7 +1,7 @@
 """Storms of callers, and callers of another version (F34, F38, T13).
 
-Whoever is in works on, whatever knocks. A storm is told by its end: the members have counted all that they pushed, and nobody was taken
-for dead.
+Members keep working, whoever calls. A storm is evaluated at its end: the members have counted all
+that they pushed, and nobody was declared dead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FEW = 256  # descriptors
 
 
 def connections(address: str, count: int, words: bytes = b"") -> list[socket.socket]:
-    """As many as come through; who is not taken is not waited for."""
+    """Open up to this many connections, and do not wait for those that fail."""
     host, _, port = parsed(address).plain.removeprefix("tcp://").rpartition(":")
     made = list[socket.socket]()
     for _ in range(count):
@@ -63,7 +63,7 @@ def push_and_pull(kv: shoal.KV, times: int) -> float:
 
 @pytest.fixture
 def few_descriptors() -> Iterator[None]:
-    """For the processes that are started now: they inherit it."""
+    """Restore the limit on descriptors, which processes inherit when they start."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -87,16 +87,18 @@ def test_a_storm_of_callers_harms_nobody_who_is_in(tmp_path: Path, greeting: byt
         storm = connections(cluster.address, STORM // 2, greeting)
         storm += connections(servers_of(cluster)[0], STORM // 2, greeting)
         try:
-            assert len(storm) > STORM // 2  # the kernel may drop some: it lets so many wait, and no more
+            # The kernel may drop some, because its queue of waiting connections is bounded.
+            assert len(storm) > STORM // 2
             assert push_and_pull(kv, 20) == 25
         finally:
             for one in storm:
                 one.close()
         assert push_and_pull(kv, 5) == 30
         view = cluster._looking.view(PATIENCE)
-        assert [(member.name, member.incarnation) for member in view.members] == before  # nobody was taken for dead
+        # Nobody was declared dead.
+        assert [(member.name, member.incarnation) for member in view.members] == before
         assert cluster.look().counts.get("removed", 0) == 0
-        with cluster.client() as other:  # and whoever comes now comes in
+        with cluster.client() as other:  # and a new client can join
             assert push_and_pull(other, 1) == 31
 
 
@@ -111,7 +113,7 @@ storm_with_few_descriptors()
 
 
 def storm_with_few_descriptors() -> None:
-    """In a process of its own: what it may open, its children may open."""
+    """Run in a process of its own, whose children inherit its limit on descriptors."""
     import os
 
     with shoal.local(servers=1, processes=True, transport="tcp") as cluster, cluster.client() as kv:
@@ -120,7 +122,7 @@ def storm_with_few_descriptors() -> None:
         assert push_and_pull(kv, 5) == 5
         server = servers_of(cluster)[0]
         process = psutil.Process(cluster.pids["server-0"])
-        storm = subprocess.Popen(  # from elsewhere: these are not our descriptors
+        storm = subprocess.Popen(  # a separate process: these are not our descriptors
             [sys.executable, "-c", _STORM, server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert storm.stdout is not None and storm.stdin is not None
@@ -173,7 +175,7 @@ def test_room_is_kept_for_files_and_calls_of_ones_own(few_descriptors: None) -> 
 
 
 class OtherCoordinator:
-    """It speaks the protocol after ours, or the one before, and answers whatever it is told."""
+    """A coordinator of the next or the previous protocol version, which answers anything."""
 
     def __init__(self, version: int) -> None:
         self._over = threading.Event()
@@ -184,7 +186,10 @@ class OtherCoordinator:
         self.address, self.version, self.heard = f"tcp://127.0.0.1:{port}", version, 0
 
     def answer(self) -> None:
-        """As a coordinator of that version would: it does not understand, and says so in its own words."""
+        """Answer as a coordinator of that version would.
+
+        It does not understand the message, and says so in its own words.
+        """
         sender, header = self._socket.recv_multipart()[:2]
         assert header[1] == limits.PROTOCOL
         self.heard += 1

@@ -42,16 +42,16 @@ def study(steps: str = "0.1, 0.2", seeds: int = 1, stop: str = "epochs = 1", mor
 
 @pytest.fixture
 def home(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where commands are typed; rows.svm lies there."""
+    """Change to a folder that contains rows.svm."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.svm").write_text(ROWS)
     return tmp_path
 
 
 def call(*arguments: str, code: int = 0) -> Result:
-    """`shoal sweep steps.toml`, in this process (its runs are processes of their own)."""
+    """Run `shoal sweep steps.toml` in this process (its runs are processes of their own)."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("signal.signal", lambda *given: None)  # pytest keeps its own
+        patch.setattr("signal.signal", lambda *given: None)  # pytest keeps its own handlers
         ended = CliRunner().invoke(main, ["sweep", "steps.toml", *arguments], prog_name="shoal")
     assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
     assert ended.exit_code == code, ended.output
@@ -59,7 +59,7 @@ def call(*arguments: str, code: int = 0) -> Result:
 
 
 def summaries(folder: Path = Path("sweeps/steps")) -> dict[str, int]:
-    """The finished runs, each with what changes if it is run again."""
+    """Return the finished runs, each with a time that changes if it runs again."""
     return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("runs/*/summary.json")}
 
 
@@ -96,19 +96,21 @@ def test_a_study_that_changes_keeps_the_runs_that_are_still_in_it(home: Path) ->
     assert sorted(summaries()) == ["step=0.1-seed0", "step=0.2-seed0", "step=0.4-seed0"]
     assert [one.run.name for one in Sweep.load("sweeps/steps").results] == ["step=0.2-seed0", "step=0.4-seed0"]
     with open("steps.toml", "a") as file:
-        file.write("workers = [2]\n")  # the default: the runs are the same, and have other names now
+        # 2 is the default, so the runs are the same, under new names.
+        file.write("workers = [2]\n")
     call()
     assert summaries()["step=0.2,workers=2-seed0"] == there["step=0.2-seed0"]
     study("0.2", stop="epochs = 2")
     Path("sweeps/steps/runs/step=0.2,workers=2-seed0").rename("sweeps/steps/runs/step=0.2-seed0")
     call()
-    assert summaries()["step=0.2-seed0"] != there["step=0.2-seed0"]  # another job: it was run, ...
-    assert Path("sweeps/steps/former/step=0.2-seed0-1/summary.json").exists()  # ... and the former one is not lost
+    # It is another job, so it was run, and the former run is kept.
+    assert summaries()["step=0.2-seed0"] != there["step=0.2-seed0"]
+    assert Path("sweeps/steps/former/step=0.2-seed0-1/summary.json").exists()
 
 
 @pytest.mark.slow
 def test_a_run_that_fails_stops_no_other_and_is_tried_again(home: Path) -> None:
-    long = "epochs = 200"  # or both may be over before anybody looks
+    long = "epochs = 200"  # or both may end before anybody checks
     study(stop=long, more="timeout = 0.01")
     said = call(code=1)
     assert len(re.findall("[12] failed", said.stdout)) == 1 and "given up after 0.01 s: raise timeout" in said.stdout
@@ -155,7 +157,7 @@ def test_two_sweeps_do_not_share_a_folder(home: Path) -> None:
 
 
 def begun(den: Den) -> subprocess.Popen[str]:
-    """A sweep whose first run is finished, and whose second goes on and on."""
+    """Start a sweep whose first run is finished and whose second never ends."""
     study("0.1", stop="epochs = 1")
     call()
     study("0.1, 0.2", stop="epochs = 1")

@@ -1,6 +1,8 @@
-"""Users' code on servers that ends its process, never returns, wants all memory or raises: it costs its own request and nothing else.
+"""Users' code that misbehaves on servers costs its own request and nothing else.
 
-Real processes: what a server is asked to do besides goes on, and nobody is started again.
+It ends its process, never returns, wants all memory, or raises.
+
+The servers are real processes: their other work continues, and none is restarted.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
 
 @pytest.fixture
 def kv(cluster: ProcessCluster) -> Iterator[shoal.KV]:
-    """A table of ones; afterwards the same servers are there, and serve."""
+    """Yield a client with a table of ones, then check that the same servers still work."""
     client, before = cluster.client(), cluster.pids
     client.create("w", shoal.Dense(rows=600))
     client.push("w", slice(None), np.ones(600, np.float32)).result(30)
@@ -101,7 +103,7 @@ def test_a_question_costs_its_own_answer_only(how: int, kv: shoal.KV) -> None:
 
     assert kv.call("w", slice(None), odd_code.odd).result(60).numbers[0] == 600
     asked = kv.call("w", slice(None), odd_code.odd, how=how)
-    if how == 2:  # meanwhile others are served
+    if how == 2:  # others are served meanwhile
         kv.pull("w", slice(None)).result(30)
         assert not asked.done
     with pytest.raises(ShoalError) as caught:
@@ -127,7 +129,8 @@ def test_what_a_question_started_ends_with_it(kv: shoal.KV) -> None:
 def test_a_question_sees_one_moment_and_nobody_waits_for_it(kv: shoal.KV) -> None:
     import odd_code
 
-    found = [kv.call("w", slice(None), odd_code.odd) for _ in range(12)]  # more than are asked at once
+    # More than are computed at once.
+    found = [kv.call("w", slice(None), odd_code.odd) for _ in range(12)]
     assert all(one.result(60).numbers[0] == 600 for one in found)
     assert soon(lambda: kv.call("w", slice(None), "count").result(30) == 600)
 
@@ -187,7 +190,7 @@ def test_an_update_that_misbehaves_is_refused_and_costs_its_table_only(
         "ends": "refers to 'os'",
         "loops": "it took more than 5 s, and was ended",
         "loops_far_off": "it took more than 5 s, and was ended",
-        "hungers": "",  # numba or numpy says it in words of its own
+        "hungers": "",  # numba or numpy has its own message
         "raises": "failed on weight 1",
         "hidden": "it ended its process (exit code 7)",
     }
@@ -261,9 +264,9 @@ def test_a_filter_that_misbehaves_at_a_server_costs_its_own_push_only(
         with pytest.raises(BadValues) as caught:
             kv.push("w", slice(None), many).result(60)
         assert "'odd_press'" in str(caught.value) and FILTER_WAYS[how] in str(caught.value), str(caught.value)
-        assert soon(lambda: not _runs("sleep", "1862.5"))  # it ended with the filter's process
+        assert soon(lambda: not _runs("sleep", "1862.5"))  # it has ended with the filter's process
         kv.push("plain", slice(None), few).result(60)
-        assert soon(lambda: _goes(kv, few), 60)  # its process is there again
+        assert soon(lambda: _goes(kv, few), 60)  # the filter's process runs again
         assert kv.pull("w", slice(0, 100)).result(60).min() == 2
         assert kv.pull("plain", slice(None)).result(60).min() == 1
         assert cluster.pids == before and not any(cluster.supervisor.restarts.values())
@@ -275,7 +278,7 @@ def _runs(*command: str) -> bool:
 
 @pytest.mark.slow
 def test_a_descriptor_may_have_any_number() -> None:
-    """A server with many connections has more than ``select.select`` can take."""
+    """A server with many connections has descriptors that ``select.select`` cannot take."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4_096)), hard))
     reads, writes = os.pipe()

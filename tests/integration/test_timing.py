@@ -1,4 +1,7 @@
-"""How long nodes wait for each other is said in one place, and all of them go by it: also those of other hosts, who are told nothing else."""
+"""One setting says how long nodes wait for each other, and all nodes follow it.
+
+So do nodes on other hosts, which get no setting of their own.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,14 @@ from tests.support import PATIENCE
 from tests.support.quick import QUICK
 from tests.support.sandbox import Den, soon
 
-# A joined node that hears nothing for three seconds ends: it can know that from the coordinator alone.
+# A joined node ends after three seconds without a message. It can know that limit from the
+# coordinator only.
 SHORT = ("--set", "timing.scale=0.2", "--set", "timing.patience=3")
 
 
 @pytest.fixture
 def address() -> str:
-    """Where nobody is yet."""
+    """Return an address that nobody uses yet."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{free.getsockname()[1]}"
@@ -64,7 +68,7 @@ def test_a_server_that_is_stopped_is_removed_by_the_timing_that_was_set_and_the_
         finally:
             os.kill(pid, signal.SIGCONT)
         assert (kv.pull("w", slice(0, 100)).result(PATIENCE) == 2).all()
-        assert kv._client.session.view.timing == QUICK.intervals()  # a client was told, too
+        assert kv._client.session.view.timing == QUICK.intervals()  # a client knows it, too
 
 
 @pytest.mark.parametrize("how", ["threads", "processes"])
@@ -109,7 +113,7 @@ def test_nodes_of_other_hosts_go_by_what_the_coordinator_was_told(den: Den, addr
         assert soon(lambda: sorted(servers(address)) == ["ann", "bob"])
     main.kill()
     main.communicate(timeout=PATIENCE)
-    again = den.start(*words)  # nobody says it once more: it is in the journal
+    again = den.start(*words)  # not set again: it is in the journal
     assert soon(lambda: (found := standing(address)) is not None and found.timing.dead == 10**9)
     again.kill()
     for node in nodes:

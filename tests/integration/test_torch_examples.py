@@ -1,4 +1,4 @@
-"""The PyTorch examples, run as a reader would."""
+"""The PyTorch examples run as a reader would run them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ needs_data = pytest.mark.skipif("SHOAL_DATA" not in os.environ, reason="SHOAL_DA
 
 @pytest.fixture(autouse=True)
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Examples import what lies beside them, and are not on a worker."""
+    """Let examples import modules beside them, and run outside of a worker."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.delenv("SHOAL_ADDRESS", raising=False)
 
 
 def here(name: str) -> dict[str, Any]:
-    """Run an example in this process, as if imported; its names."""
+    """Run an example in this process as if it were imported, and return its names."""
     return runpy.run_path(str(EXAMPLES / name))
 
 
@@ -91,7 +91,7 @@ def test_clients_by_hand_do_what_one_process_does(capsys: pytest.CaptureFixture[
 @pytest.mark.usefixtures("mpi_memory")
 @pytest.mark.parametrize("words", [[], ["--own-start"]])
 def test_psgd_by_hand_takes_the_mean_and_shows_the_collapse(words: list[str]) -> None:
-    """S2-04 to S2-06: two ranks of mpirun, weights by their names."""
+    """S2-04 to S2-06: two ranks of mpirun average their weights by name."""
     pytest.importorskip("mpi4py")
     mpirun = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "-n", "2"]
     mpirun += ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -101,13 +101,13 @@ def test_psgd_by_hand_takes_the_mean_and_shows_the_collapse(words: list[str]) ->
     assert found is not None, done.stdout + done.stderr
     alone, mean = map(float, found.groups())
     assert alone > 0.6
-    assert (mean > 0.6) == (not words)  # from one start; from two it collapses
+    assert (mean > 0.6) == (not words)  # the mean of one start works, that of two collapses
 
 
 @needs_data
 @pytest.mark.soak
 def test_hogwild_by_hand_learns() -> None:
-    """S2-10: torch.multiprocessing, as the exercise has it."""
+    """S2-10: it uses torch.multiprocessing, as in the exercise."""
     command = [sys.executable, str(EXAMPLES / "hogwild_by_hand.py"), "--rows", "2000"]
     done = subprocess.run(command, capture_output=True, text=True)
     found = re.search(r"2 workers, 3 epochs in \S+ s: accuracy (\S+)", done.stdout)

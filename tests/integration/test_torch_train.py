@@ -1,4 +1,7 @@
-"""Modules trained through the store: the same run with any number of workers, what is left of it, and what is refused."""
+"""Modules train through the store, and any number of workers gives the same run.
+
+The tests also cover what a run leaves and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from shoal.errors import Invalid, RunFailed  # noqa: E402
 from shoal.run.run import Run  # noqa: E402
 from tests.support.sandbox import is_gone  # noqa: E402
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]  # the same tests on a GPU, where there is one
+# The same tests run on a GPU where there is one.
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 THREADS = {"launch.how": "threads"}
 
 

@@ -1,7 +1,9 @@
-"""`torchrun --nproc-per-node 5 -m shoal train ...`: every rank has its role, and a node that dies ends nobody else.
+"""`torchrun --nproc-per-node 5 -m shoal train ...`: every rank has its role.
 
-torchrun takes some seconds to start, so a few runs show it all. Where only ranks matter, and not what torchrun does when they
-end, processes with its variables stand in for it.
+A node that dies ends no other node.
+
+torchrun takes some seconds to start, so a few runs show everything. Where only ranks matter, and
+not what torchrun does when they end, processes with its variables replace it.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ from shoal.events import Evaluated, Gone, Joined, Progress, Resumed, RunEvent, r
 from tests.support import PATIENCE
 from tests.support.sandbox import Den, soon
 
-DATA = {"data.rows": 120, "data.features": 1_000, "data.batch": 12, "strategy.slots_per_step": 4}  # 10 slots in a pass
+# 10 slots per epoch.
+DATA = {"data.rows": 120, "data.features": 1_000, "data.batch": 12, "strategy.slots_per_step": 4}
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "5")
 
 
 def slowly(out: Path, epochs: float) -> list[str]:
-    """A run with time to be broken: every slot takes a tenth of a second."""
+    """Return a run slow enough to be broken: every slot takes a tenth of a second."""
     settings = [f"{name}={value}" for name, value in {**DATA, "emulate.per_example": 0.01}.items()]
     words = [word for one in settings for word in ("--set", one)]
     return ["-m", "shoal", "train", "clicks", "--strategy", "sync", "--servers", "2", "--copies", "2",
@@ -39,19 +42,19 @@ def told(out: Path) -> list[RunEvent]:
 
 
 def node(den: Den, name: str) -> psutil.Process:
-    """The process that is this node."""
+    """Return the process of this node."""
     return psutil.Process(den.node(name))
 
 
 def rank_of(process: psutil.Process) -> int:
-    """The one it lives below; its forkserver is between them."""
+    """Return the rank above this process; a forkserver is between them."""
     variables = Path(f"/proc/{process.parent().ppid()}/environ").read_bytes().split(b"\0")
     (number,) = (one.partition(b"=")[2] for one in variables if one.startswith(b"RANK="))
     return int(number)
 
 
 def steps(out: Path) -> int:
-    """Done so far; -1 before the first evaluation."""
+    """Return the steps done so far, or -1 before the first evaluation."""
     return next((event.steps for event in reversed(told(out)) if isinstance(event, Progress | Evaluated)), -1)
 
 
@@ -70,7 +73,7 @@ def wait_for(torchrun: subprocess.Popen[str], condition: Callable[[], bool]) -> 
 
 
 def left(den: Den) -> list[str]:
-    """But for torchrun's own folder of logs."""
+    """Return what is left, except torchrun's own folder of logs."""
     return [one for one in den.left() if not one.startswith("torchelastic_")]
 
 
@@ -138,10 +141,10 @@ def test_workers_that_are_killed_come_back_below_their_ranks_and_an_interrupt_le
     torchrun = den.start(*TORCHRUN, *slowly(out, 1e6))
     wait_for(torchrun, lambda: steps(out) >= 0)
     node(den, "worker-1").kill()
-    node(den, "worker-2").parent().kill()  # its forkserver, which comes back, too
+    node(den, "worker-2").parent().kill()  # its forkserver, which is restarted, too
     wait_for(torchrun, lambda: joined(out, "worker-1") == joined(out, "worker-2") == 2)
     assert [rank_of(node(den, name)) for name in ("worker-1", "worker-2")] == [3, 4]
-    torchrun.send_signal(signal.SIGINT)  # which it hands on to its ranks
+    torchrun.send_signal(signal.SIGINT)  # torchrun forwards it to its ranks
     _, said = torchrun.communicate(timeout=PATIENCE)
     assert said.count(f"go on with it: shoal train --resume {out}") == 1
     assert soon(lambda: not left(den)), left(den)
@@ -158,7 +161,8 @@ def test_a_rank_that_is_killed_ends_them_all_and_a_restart_by_torchrun_goes_on_w
     node(den, "worker-1").parent().parent().kill()
     wait_for(torchrun, lambda: lives(out) == 2 and steps(out) > 1)
     (resumed,) = (event for event in told(out) if isinstance(event, Resumed))
-    assert resumed.checkpoint is not None and resumed.steps >= 1  # the head had time to save it
+    # The leading rank had time to save it.
+    assert resumed.checkpoint is not None and resumed.steps >= 1
     torchrun.terminate()
     torchrun.communicate(timeout=PATIENCE)
     assert soon(lambda: not left(den)), left(den)
@@ -174,7 +178,10 @@ def test_when_torchrun_itself_is_killed_nothing_is_left(den: Den, tmp_path: Path
 
 
 def ranks(world: int, *arguments: str) -> list[subprocess.Popen[str]]:
-    """Processes as torch.distributed.launch starts them; torchrun leaves their first argument away."""
+    """Start processes as torch.distributed.launch does.
+
+    torchrun omits their first argument.
+    """
     shared = {"LOCAL_WORLD_SIZE": str(world), "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0",
               "TORCHELASTIC_RUN_ID": secrets.token_hex(8)}  # fmt: skip
     return [

@@ -1,4 +1,4 @@
-"""Small trainings for real, on threads of this process: every stop rule, what a run leaves, and how it ends badly."""
+"""Small real runs on threads of this process: stop rules, what runs leave, how they fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shoal.run.run import execute, train
 from shoal.settings_tree import changed
 from shoal.strategies.parameter_server.run import ServerRun
 
-ROWS, BATCH = 600, 20  # 30 slots in a pass
+ROWS, BATCH = 600, 20  # 30 slots per epoch
 BASE: dict[str, Any] = {
     "data": {"source": "rcv1-like", "rows": ROWS, "features": 1_000, "batch": BATCH},
     "launch": {"how": "threads"},
@@ -40,7 +40,7 @@ SUMMARY = {
 
 @pytest.fixture(autouse=True, scope="module")
 def packed_once(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The rows are packed into a folder of this test's own."""
+    """Pack the rows into a folder of these tests."""
     before = os.environ.get("SHOAL_CACHE")
     os.environ["SHOAL_CACHE"] = before or str(tmp_path_factory.mktemp("cache"))
     yield
@@ -117,13 +117,14 @@ def test_a_run_that_diverges_ends_and_says_what_to_do(tmp_path: Path) -> None:
         small(tmp_path / "run", model="squared", update="sgd", update__step=1e6, stop__epochs=50)
     run = failure.value.run
     assert isinstance(run, Run) and run.model is not None and run.summary["failed"]
-    assert math.isfinite(run.summary["test_loss"])  # the best weights are kept, not those that ran away
+    # The best weights are kept, not the diverged ones.
+    assert math.isfinite(run.summary["test_loss"])
     assert not math.isfinite(evaluated(run)[-1].test_loss)
     back = Run.load(tmp_path / "run")
     assert len(back.events) == len(run.events) and math.isnan(evaluated(back)[-1].test_loss)
 
 
-# ---------------------------------------------------------------- what a run tells and leaves
+# ---------------------------------------------------------------- events and files
 
 
 @pytest.mark.variants(slow=["bounded", "async"])
@@ -226,7 +227,7 @@ def test_rows_of_ones_own_file_are_trained_on(tmp_path: Path) -> None:
     assert run.summary["data"] == "mine.svm" and run.summary["metrics"]["accuracy"] > 0.85
 
 
-# ---------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------- failures
 
 
 def test_an_on_event_that_fails_is_told_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,7 +278,8 @@ def test_ctrl_c_ends_everything_and_keeps_what_was_judged(tmp_path: Path, monkey
     assert back.model is not None and back.summary["examples"] > 0
     stopped = [event for event in read_run(tmp_path / "run" / "events.jsonl") if isinstance(event, Stopped)]
     assert [event.why for event in stopped] == ["interrupted"]
-    assert at_work == [[]]  # what they would compute while it is evaluated is in no checkpoint
+    # Whatever workers compute during the evaluation would be in no checkpoint.
+    assert at_work == [[]]
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 
@@ -373,11 +375,13 @@ def test_settings_without_an_end_reach_workers_in_processes() -> None:
 @pytest.mark.parametrize(
     ("strategy", "settings"),
     [
+        # Pushes that look ahead wait for later pushes of the same worker.
         (
             "bounded",
             {"strategy.prefetch": 64, "strategy.max_delay": 0},
-        ),  # pushes that look ahead wait for our own later ones
-        ("sync", {"strategy.slots_per_step": 1_100, "data.batch": 1}),  # more slots in a step than letters under way
+        ),
+        # A step has more slots than there may be messages in flight.
+        ("sync", {"strategy.slots_per_step": 1_100, "data.batch": 1}),
     ],
 )
 def test_a_worker_never_waits_for_itself(strategy: str, settings: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""One suite over every transport: what a client can ask, and what it is told when it asks for what cannot be."""
+"""One suite over every transport: what a client can request, and how it is refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def start(place: str, servers: int = 2, modules: tuple[str, ...] = ()) -> shoal.
 
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A module with an update of the user's own."""
+    """Provide a module with a user's own update."""
     folder = tmp_path_factory.mktemp("rules")
     (folder / "rules_of_the_test.py").write_text(RULES)
     sys.path.insert(0, str(folder))
@@ -60,7 +60,7 @@ def kv(cluster: shoal.Cluster) -> shoal.KV:
 
 @pytest.fixture
 def w(kv: shoal.KV) -> Iterator[str]:
-    """A sparse table of a thousand keys that adds up what is pushed."""
+    """Create a sparse table of a thousand keys that adds up what is pushed."""
     name = next(_names)
     kv.create(name, shoal.Sparse(keys=1_000))
     yield name
@@ -115,7 +115,7 @@ def test_a_range_of_a_dense_table_brings_all_its_rows(kv: shoal.KV) -> None:
 
 def test_what_was_pulled_is_the_callers_own(kv: shoal.KV) -> None:
     name = next(_names)
-    kv.create(name, shoal.Dense(rows=1))  # one row lives on one server, and comes as it is
+    kv.create(name, shoal.Dense(rows=1))  # one row is on one server, and arrives as it is
     mine = kv.pull(name, [0]).result(PATIENCE)
     mine += 5
     assert kv.pull(name, [0]).result(PATIENCE) == [0.0]
@@ -170,7 +170,8 @@ def test_wait_waits_for_all_and_raises_the_first_error(kv: shoal.KV) -> None:
     kv.wait([held, other], PATIENCE)
     assert held.done and held.error is None
     held = kv.push(name, [0], [1.0], slot=(0, 2))
-    follows = kv.push(name, [0], [1.0], slot=(0, 3), after=[held])  # never sent: what it follows waits for it
+    # Never sent: the push that it follows waits for this slot.
+    follows = kv.push(name, [0], [1.0], slot=(0, 3), after=[held])
     kv.drop(name)
     with pytest.raises(UnknownTable):
         kv.wait([held, follows], PATIENCE)
@@ -222,7 +223,7 @@ def test_a_table_that_is_created_again_is_empty_again(cluster: shoal.Cluster, kv
     with cluster.client() as other:
         for _ in range(3):
             kv.create(name, shoal.Sparse(keys=10))
-            assert name in other.tables()  # it has seen the new one
+            assert name in other.tables()  # it has seen the new table
             assert list(other.push_pull(name, [1, 9], [1.0, 2.0]).result(PATIENCE)) == [1.0, 2.0]
             kv.drop(name)
         with pytest.raises(UnknownTable):
@@ -256,7 +257,7 @@ def test_stats_tell_the_bytes_that_servers_sent_and_received(kv: shoal.KV, w: st
     assert pulled["sent"] == sum(facts["sent"] for facts in pulled["servers"].values())
 
 
-# ---------------------------------------------------------------- what cannot be
+# ---------------------------------------------------------------- invalid requests
 
 
 @pytest.mark.parametrize(
@@ -336,7 +337,7 @@ def test_a_table_that_cannot_be_is_refused_and_the_name_stays_free(
 
 
 def test_a_table_too_large_for_memory_is_refused_and_the_cluster_goes_on() -> None:
-    """In a process that may have 6 GB, as its server may, so that the refusal does not depend on this machine."""
+    """The process and its server may use 6 GB each, so any machine refuses the table."""
     code = """
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
@@ -382,7 +383,7 @@ def test_slots_and_steps_are_asked_for_where_they_belong(kv: shoal.KV, w: str) -
 
 
 def test_a_push_too_large_for_one_message_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only where client and servers share the limit that is lowered here: on threads."""
+    """It runs on threads, where client and servers share the lowered limit."""
     monkeypatch.setattr("shoal.store.client.split.FRAME_BYTES", 256)
     monkeypatch.setattr("shoal.limits.FRAME_BYTES", 256)
     with start("threads") as cluster:
@@ -396,7 +397,7 @@ def test_a_push_too_large_for_one_message_is_split(monkeypatch: pytest.MonkeyPat
         assert (kv.pull("dense", np.arange(299, 99, -1)).result(PATIENCE) == 2 * values[::-1]).all()
         got = kv.push_pull("sparse", np.arange(0, 400, 2), np.arange(200)).result(PATIENCE)
         assert list(got) == list(range(200))
-        live = kv.pull("sparse", slice(0, 400)).result(PATIENCE)  # long answers come in pieces
+        live = kv.pull("sparse", slice(0, 400)).result(PATIENCE)  # long responses come in pieces
         assert live.keys.tolist() == list(range(0, 400, 2))
         assert live.values.tolist() == list(range(200))
         assert kv.stats("sparse")["counted"] > 2  # it took more than one message to each server
@@ -467,7 +468,7 @@ def test_a_client_is_closed_at_the_end_of_its_block(cluster: shoal.Cluster, w: s
         other.push(w, [1], [1.0])
 
 
-# ---------------------------------------------------------------- updates of the user's own
+# ---------------------------------------------------------------- users' own updates
 
 
 def test_an_update_of_the_users_own_runs_on_the_servers(kv: shoal.KV, rules: str) -> None:
@@ -489,7 +490,7 @@ def test_a_module_that_cannot_be_imported_ends_the_start(place: str) -> None:
 
 
 def test_an_update_that_the_servers_do_not_know_is_refused_with_the_way_to_name_it(rules: str) -> None:
-    """Servers are processes of their own, so that this one has the rule and they have not."""
+    """Servers are separate processes, so this process has the rule and they do not."""
     momentum = __import__(rules).momentum_of_the_test
     with start("ipc", servers=1) as cluster:
         kv = cluster.client()

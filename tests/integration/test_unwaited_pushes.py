@@ -1,4 +1,4 @@
-"""Pushes that nobody waits for: a client that is closed in order has them counted, and says so where it cannot."""
+"""A client that is closed in order has its unwaited pushes counted, or says it cannot."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def test_pushes_that_cannot_be_counted_are_told_of(caplog: pytest.LogCaptureFixt
         kv = cluster.client("ann")
         kv.create("w", shoal.Dense(rows=4))
         kv.create("steps", shoal.Dense(rows=1, apply=shoal.Step(slots=2)))
-        kv.push("w", [0], [1.0], after=[kv.push("steps", [0], [1.0], slot=(0, 0))])  # nobody pushes the other slot
+        # Nobody pushes the other slot.
+        kv.push("w", [0], [1.0], after=[kv.push("steps", [0], [1.0], slot=(0, 0))])
         kv.close()
     assert "1 pushes of ann were not acknowledged when it was closed" in caplog.text
 
@@ -106,7 +107,7 @@ def test_a_slot_that_waits_for_others_does_not_keep_a_client_from_closing() -> N
 
 
 def test_values_to_be_assigned_under_one_key_twice_are_refused() -> None:
-    """Other rules add up what stands under one key; to assign the sum would be wrong in silence."""
+    """Other rules add up the values of one key; to assign the sum would be silently wrong."""
     with shoal.local(servers=2) as cluster, cluster.client() as kv:
         kv.create("set", shoal.Dense(rows=9, update=shoal.Assign()))
         kv.create("sum", shoal.Dense(rows=9))

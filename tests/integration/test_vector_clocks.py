@@ -1,4 +1,7 @@
-"""Every pull can have the vector clocks of its keys (S1-18), one for all keys of a range that went through the same (S1-19)."""
+"""Every pull can return the vector clocks of its keys (S1-18).
+
+All keys of a range with the same history share one clock (S1-19).
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ def test_a_pull_tells_who_pushed_to_its_keys_and_how_often(processes: bool) -> N
         for (start, stop), clock in found.items():
             pushed = {ann_is: 1, bob_is: 1} if 200 <= start < 400 else {ann_is: 1}
             assert clock == VectorClock(pushed), f"keys {start} to {stop}"
-            assert stop <= 200 or start >= 200  # cut where bob's range begins
-        assert not ann.pull("w", slice(0, 10)).clocks  # only if they are asked for
+            assert stop <= 200 or start >= 200  # split where bob's range begins
+        assert not ann.pull("w", slice(0, 10)).clocks  # only on request
 
 
 def test_a_segment_takes_its_clocks_along_when_its_server_is_killed() -> None:

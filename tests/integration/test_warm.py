@@ -1,4 +1,7 @@
-"""A forkserver that was forked from one with its imports is to a cluster what a fresh one is."""
+"""A forkserver forked from a warm one works for a cluster like a fresh one.
+
+A warm one has its imports done.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +46,8 @@ def test_it_is_a_child_of_ours_in_the_folder_and_with_the_environment_of_the_mom
         assert told.read_text() == said
         assert isinstance(one._forkserver, Warmed)
         stat = Path(f"/proc/{one._forkserver.pid}/stat").read_text().rpartition(")")[2].split()
-        assert (
-            int(stat[1]) == os.getpid() and int(stat[3]) == one._forkserver.pid
-        )  # its parent, and a session of its own
+        # It is our child, and has a session of its own.
+        assert int(stat[1]) == os.getpid() and int(stat[3]) == one._forkserver.pid
         one.close()
         assert one._forkserver.poll() == 0
         told.unlink()
@@ -59,7 +61,7 @@ def test_how_it_ended_is_told(children: ProcessPool) -> None:
     os.kill(forkserver.pid, signal.SIGKILL)
     assert forkserver.wait(60) == -signal.SIGKILL
     assert soon(lambda: children.gone) and children.gone == "the forkserver ended (killed by signal 9)"
-    forkserver.kill()  # it is gone: nothing happens
+    forkserver.kill()  # it is gone, so this does nothing
 
 
 def test_a_cluster_of_it_counts_and_leaves_nothing() -> None:

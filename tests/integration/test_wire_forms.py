@@ -1,4 +1,7 @@
-"""Tables whose values travel in 16 bits, on every kind of table, with copies, over threads and processes."""
+"""Values can travel in 16 bits on every kind of table.
+
+The tests use copies, threads and processes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def make(kv: shoal.KV, spec: Table, wire: Wire) -> str:
     return name
 
 
-# ---------------------------------------------------------------- the same as ever
+# ---------------------------------------------------------------- exact values
 
 
 @pytest.mark.parametrize("wire", SHORT)
@@ -55,7 +58,7 @@ def make(kv: shoal.KV, spec: Table, wire: Wire) -> str:
     ids=["dense", "wide", "sparse", "hashed", "steps"],
 )
 def test_numbers_that_a_form_can_say_are_pushed_and_pulled_as_they_are(kv: shoal.KV, spec: Table, wire: Wire) -> None:
-    """Small whole numbers, which sixteen bits hold: what is rounded nowhere is the same everywhere."""
+    """Small whole numbers fit in sixteen bits, so nothing is rounded anywhere."""
     chance = np.random.default_rng(5)
     tables = [make(kv, spec, one) for one in ("float32", wire)]
     keys = np.unique(chance.integers(0, SPAN, 200))
@@ -72,7 +75,8 @@ def test_numbers_that_a_form_can_say_are_pushed_and_pulled_as_they_are(kv: shoal
         found = [tasks[0].result(), kv.pull(name, keys).result(PATIENCE), kv.pull(name, listed).result(PATIENCE)]
         if not spec.hashed and not stepped:
             found.append(kv.push(name, listed, rows, ahead=KeyList(keys[::3].astype(np.uint64))).result(PATIENCE))
-        everything = kv.pull(name, slice(0, None)).result(PATIENCE)  # of a sparse table: what is alive
+        # A sparse table returns its live keys.
+        everything = kv.pull(name, slice(0, None)).result(PATIENCE)
         if isinstance(everything, shoal.KeyValues):
             found += [everything.keys, everything.values]
         else:
@@ -90,18 +94,19 @@ def test_numbers_that_a_form_can_say_are_pushed_and_pulled_as_they_are(kv: shoal
         kv.drop(name)
 
 
-# ---------------------------------------------------------------- rounding, and where it happens
+# ---------------------------------------------------------------- rounding
 
 
 @pytest.mark.parametrize("wire", SHORT)
 def test_only_what_travels_is_rounded(threads: shoal.KV, wire: Wire) -> None:
-    """A thousand small pushes add up in float32 where a sum of sixteen bits would stand still."""
+    """A thousand small pushes add up in float32, where a sum in sixteen bits would stop."""
     name = make(threads, shoal.Dense(rows=4), wire)
     threads.wait([threads.push(name, [2], [0.0009765625]) for _ in range(1_000)], PATIENCE)
     threads.push(name, [2], [64.0]).result(PATIENCE)
     rough = threads.pull(name, [2]).result(PATIENCE)[0]
     assert rough == pytest.approx(64.9765625, rel=2.0**-8) and rough != 64.9765625
-    assert threads.pull(name, [2], exact=True).result(PATIENCE) == [64.9765625]  # for who keeps or evaluates a model
+    # ``exact`` is for code that saves or evaluates a model.
+    assert threads.pull(name, [2], exact=True).result(PATIENCE) == [64.9765625]
     threads.push(name, [2], [-64.0]).result(PATIENCE)
     assert threads.pull(name, [2]).result(PATIENCE) == [0.9765625]  # nothing of it was lost
 
@@ -121,7 +126,7 @@ def test_bytes_are_about_half(kv: shoal.KV) -> None:
     assert moved["float16"] == moved["bfloat16"] == (3 * values.nbytes // 2, 3 * values.nbytes // 2)
 
 
-# ---------------------------------------------------------------- what a form cannot hold
+# ---------------------------------------------------------------- values that do not fit
 
 
 def test_a_value_that_a_form_cannot_hold_is_refused_before_it_is_sent(threads: shoal.KV) -> None:

@@ -1,4 +1,4 @@
-"""Hosts of their own for these tests: skipped, with the reason, where there can be none."""
+"""These tests get hosts of their own, or are skipped, with the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.multi_host import SERVERS, WORKERS, Site
 
 
 def needs_hosts() -> None:
-    """Skip what cannot be shown here, and say why."""
+    """Skips the test, with the reason, where there can be no such hosts."""
     if why := missing():
         pytest.skip(why)
 
@@ -31,7 +31,10 @@ def shared_site(hosts: Hosts) -> Iterator[Site]:
 
 @pytest.fixture
 def site(shared_site: Site) -> Iterator[Site]:
-    """The same cluster for every test; each leaves it as it was: healed, and with all its servers."""
+    """Yields the same cluster to every test.
+
+    After each test it is healed, and has all its servers.
+    """
     yield shared_site
     shared_site.hosts.heal()
     for name in shared_site.servers:

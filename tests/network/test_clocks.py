@@ -1,4 +1,7 @@
-"""Hosts whose monotonic clocks are days apart (F28): no time that one host read means anything to another."""
+"""The monotonic clocks of hosts are days apart (F28).
+
+No time that one host has read means anything to another.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ DAY = 86_400
 
 
 def in_another_time(seconds: int) -> list[str]:
-    """What stands before a command whose clocks are that much later; skips where that cannot be."""
+    """Returns the prefix of a command whose clocks are ahead, or skips if there is none."""
     command = ["unshare", "-T", "--monotonic", str(seconds), "--boottime", str(seconds)]
     try:
         done = subprocess.run([*command, "true"], capture_output=True, text=True, timeout=20, check=False)
@@ -38,6 +41,5 @@ def test_servers_whose_clocks_are_days_apart_keep_their_promises(site: Site) -> 
         crowd = site.gather(kind)
         site.check(crowd)
         assert crowd.ended == []
-    assert {name: site.members()[name] for name in site.servers} == {
-        name: here[name] for name in site.servers
-    }  # nobody was given up
+    # No server was removed.
+    assert {name: site.members()[name] for name in site.servers} == {name: here[name] for name in site.servers}

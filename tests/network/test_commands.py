@@ -1,5 +1,7 @@
-"""A run over several hosts, by the commands that a person would type, with keys: it survives a host that is cut off for a while, and
-strangers, forgotten keys and revoked ones are told so on both sides.
+"""Commands that a person would type start a run over several hosts, with keys.
+
+The run survives a host that is cut off for a while. Strangers, forgotten keys and revoked keys are
+reported on both sides.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ from tests.support import PATIENCE
 from tests.support.hosts import Hosts
 from tests.support.sandbox import soon
 
-HOME, FIRST, SECOND, ONE, OTHER, GUEST = range(6)  # the coordinator, two servers, two workers, and whoever comes
+# The coordinator, two servers, two workers, and a guest.
+HOME, FIRST, SECOND, ONE, OTHER, GUEST = range(6)
 PORT = 7_000
 RUN = ("--servers", "2", "--workers", "2", "--set", "data.batch=8", "--set", "evaluate.every=5")
 
 
 class Office:
-    """A person at each host, with a folder of keys there."""
+    """Types commands at each host, with a folder of keys there."""
 
     def __init__(self, hosts: Hosts, folder: Path) -> None:
         self.hosts, self.folder = hosts, folder
@@ -37,7 +40,7 @@ class Office:
         self.started: list[subprocess.Popen[str]] = []
 
     def command(self, host: int, *words: str | Path) -> subprocess.Popen[str]:
-        """Begun there."""
+        """Starts a command at that host."""
         keys = {"SHOAL_KEYS": str(self.keys(host))}
         process = self.hosts.start(host, "-m", "shoal", *map(str, words), env=keys)
         self.started.append(process)
@@ -47,18 +50,18 @@ class Office:
         return self.folder / f"keys-{host}"
 
     def done(self, host: int, *words: str | Path) -> str:
-        """And well ended."""
+        """Runs a command at that host to a good end, and returns its output."""
         return ended(self.command(host, *words))[0]
 
     def new_key(self, host: int, name: str, known: bool = True) -> None:
-        """Made there, and added at home."""
+        """Makes a key at that host, and adds it at the coordinator's."""
         line = re.search(rf"\S+:{name}:\S+", self.done(host, "key", "new", name))
         assert line is not None
         if known:
             self.done(HOME, "key", "add", line[0])
 
     def open(self) -> None:
-        """Keys for all who belong to it."""
+        """Makes keys for all members."""
         self.done(HOME, "key", "new", "coordinator")
         public = (self.keys(HOME) / "coordinator.public").read_text().strip().split(":")[-1]
         self.address = self.listen.replace("://", f"://{public}@")
@@ -92,7 +95,7 @@ def ended(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
 
 
 def refused(process: subprocess.Popen[str], *words: str) -> None:
-    """It ends with an error, in which these words are."""
+    """Checks that the process ends with an error that contains these words."""
     began = time.monotonic()
     out, err = process.communicate(timeout=PATIENCE)
     print(f"after {time.monotonic() - began:.1f} s: {err}")
@@ -124,7 +127,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.soak
 def test_a_run_over_hosts_with_keys_bears_one_that_is_cut_off_and_ends_for_all(office: Office, rows: Path) -> None:
-    """Its worker is given up, its slots are dealt to the other, and it comes back when it can."""
+    """Its worker is removed, its slots are dealt to the other, and it joins again later."""
     office.open()
     run = office.folder / "run"
     main = office.command(
@@ -157,9 +160,10 @@ def test_a_run_over_hosts_with_keys_bears_one_that_is_cut_off_and_ends_for_all(o
 
 @pytest.mark.soak
 def test_strangers_and_those_without_a_key_are_told_so_on_both_sides(office: Office, rows: Path) -> None:
-    """P14: and whoever was revoked is out at once."""
+    """P14: a worker whose key was revoked is removed at once."""
     bare = office.command(HOME, "launch", "coordinator", rows, "--listen", office.listen, *RUN)
-    refused(bare, "shoal key new", "--insecure")  # off loopback nobody begins without one or the other
+    # Off loopback nothing starts without one or the other.
+    refused(bare, "shoal key new", "--insecure")
     office.open()
     main = office.command(
         HOME,

@@ -1,4 +1,7 @@
-"""The wire between hosts does what it is told: cut both ways, one way, lossy, late, narrow; and leaves nothing behind."""
+"""The wire between hosts can be cut both ways or one way, lossy, late or narrow.
+
+It leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ while True:
 
 
 class Echo:
-    """A host that repeats what it hears, one packet each time."""
+    """Runs a host that sends every packet back."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
@@ -40,9 +43,10 @@ class Echo:
         self._socket.bind((hosts.address(Hosts.US), 0))
 
     def say(self, count: int, size: int = 4, within: float = 0.5) -> list[int]:
-        """So many packets at once; the numbers of those that came back, in the order in which they came.
+        """Sends so many packets at once, and returns the numbers of those that came back.
 
-        When none came for ``within`` seconds no more are waited for: long where all should come back.
+        They are in the order in which they came. It stops when none came for ``within`` seconds,
+        which is long where all should come back.
         """
         for number in range(count):
             self._socket.sendto(f"{number:0{size}d}".encode(), (self.hosts.address(0), 9_000))
@@ -108,7 +112,8 @@ def test_packets_are_lost_by_chance_and_late_ones_keep_their_order(echo: Echo) -
 def test_where_there_is_little_room_packets_wait_and_then_are_lost(echo: Echo) -> None:
     air = Air(rate=800_000.0)  # a packet of a thousand bytes in a hundredth of a second
     echo.hosts.ether.weather = lambda sender, to: air
-    back = echo.say(400, size=972)  # a quarter of a second of packets waits; of the others only the late ones find room
+    # Packets for a quarter of a second wait; of the others only the late ones find room.
+    back = echo.say(400, size=972)
     assert back == sorted(back) and back[:20] == list(range(20))
     assert len(back) < 400
 
@@ -121,7 +126,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_nobody_elses(host
     theirs = list(Path("/run/netns").glob(f"shoal-{child.pid}-*"))
     assert len(theirs) == 2
     sweep()
-    assert all(one.exists() for one in theirs)  # its maker lives
+    assert all(one.exists() for one in theirs)  # the process that made them lives
     sleeper = subprocess.Popen(["ip", "netns", "exec", theirs[0].name, "sleep", "60"])
     child.send_signal(signal.SIGKILL)
     child.communicate()

@@ -1,8 +1,9 @@
-"""Hosts that do not hear each other, or badly, or vanish: real TCP between namespaces, with keys (F16-F20, F23, F26).
+"""Hosts are cut off from each other, badly connected, or vanish (F16-F20, F23, F26).
 
-One coordinator, three servers with two copies of everything, three workers in the counting model, each on a host of its own. The
-faults befall packets, as they would on a wire. At the end of each: everything is counted once (I1-I6), every segment has one owner (I7), and its
-copies are equal (I8).
+They have real TCP between namespaces, with keys. There are one coordinator, three servers with two
+copies of everything, and three workers in the counting model, each on a host of its own. The faults
+hit packets, as they would on a wire. At the end of each test everything is counted once (I1-I6),
+every segment has one owner (I7), and its copies are equal (I8).
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from tests.support.multi_host import (
 from tests.support.packet_link import Air
 from tests.support.sandbox import soon
 
-SERVER, OTHER, WORKER = FIRST_SERVER, FIRST_SERVER + 1, FIRST_WORKER  # hosts; the servers are these:
+# Hosts, and the names of the servers on the first two.
+SERVER, OTHER, WORKER = FIRST_SERVER, FIRST_SERVER + 1, FIRST_WORKER
 NAME, OTHER_NAME = "server-0", "server-1"
-LONG = 12.0  # seconds: longer than it takes to be removed, and than any silence that is borne
+LONG = 12.0  # seconds: longer than it takes to be removed, and than any allowed silence
 A_WHILE = 6.0
 
 
 def acknowledged_between(crowd: Crowd, start: int, stop: int) -> list[Begin]:
-    """Pushes that began after one moment and came back counted before the other."""
+    """Returns pushes that began after ``start`` and were acknowledged before ``stop``."""
     history = crowd.history()
     begun = {
         one.call: one for one in history if isinstance(one, Begin) and one.kind == "push" and start < one.time < stop
@@ -48,7 +50,7 @@ def acknowledged_between(crowd: Crowd, start: int, stop: int) -> list[Begin]:
 
 
 def shrunk(before: m.View) -> Callable[[m.View], bool]:
-    """Views in which a set that held both of our servers holds one of them."""
+    """Finds views in which a replica set of both our servers has only one of them."""
     pairs = [
         (table.name, i)
         for table in before.tables
@@ -65,9 +67,10 @@ def shrunk(before: m.View) -> Callable[[m.View], bool]:
 
 
 def check_nothing_alone(crowd: Crowd, record: Record, cut: int) -> None:
-    """Between the cut and the new set nobody counted anything for which one of the two was missing.
+    """Checks that between the cut and the new set nothing was counted without both servers.
 
-    Every push reaches all segments. A twentieth of a second passes between two looks, and more on a busy machine.
+    Every push reaches all segments. A twentieth of a second passes between two looks, and more on a
+    busy machine.
     """
     changed = record.first(shrunk(record[0][1]))
     assert changed > cut, "no set changed"
@@ -93,7 +96,10 @@ def test_a_worker_that_does_not_reach_one_server_for_a_while_goes_on_when_it_doe
 
 @pytest.mark.soak
 def test_a_worker_that_does_not_reach_a_server_for_long_is_told_which_one(site: Site) -> None:
-    """F16: the call ends with a deadline's error; the next life goes on, and what may have been counted counts once."""
+    """F16: the request ends with a deadline error, and the next incarnation goes on.
+
+    What may have been counted counts once.
+    """
     crowd, incarnations = site.gather("clients"), site.members()
     site.hosts.cut(WORKER, SERVER)
     time.sleep(LONG)
@@ -113,7 +119,7 @@ def test_a_primary_cut_off_from_its_backup_counts_nothing_alone_before_its_set_i
         assert soon(lambda: record.first(shrunk(record[0][1])))
         done = [crowd.acknowledged(column) for column in range(WORKERS)]
         for column in range(WORKERS):
-            crowd.until(column, done[column] + 10)  # they go on, with another copy
+            crowd.until(column, done[column] + 10)  # they go on, with another replica
     check_nothing_alone(crowd, record, cut)
     site.hosts.heal()
     site.check(crowd)
@@ -122,7 +128,7 @@ def test_a_primary_cut_off_from_its_backup_counts_nothing_alone_before_its_set_i
 
 
 def test_a_primary_that_only_workers_reach_counts_nothing_more_and_is_another_when_it_is_back(site: Site) -> None:
-    """F18: cut off from the coordinator and from all backups."""
+    """F18: it is cut off from the coordinator and from all backups."""
     crowd, incarnation = site.gather("clients", slots=240), site.members()[NAME]
     with site.recorded() as record:
         for host in (0, OTHER, OTHER + 1):
@@ -153,7 +159,10 @@ ONE_WAY = {
 @pytest.mark.soak
 @pytest.mark.parametrize("way", ONE_WAY)
 def test_who_is_not_heard_is_given_up_once_and_not_again_and_again(way: str, site: Site) -> None:
-    """F19: at most one change in a minute, and it lasts here a fifth of that; after it all is as before."""
+    """F19: there is at most one change in a minute; the cut lasts a fifth of that here.
+
+    Afterwards all is as before.
+    """
     crowd = site.gather("clients", slots=240)
     with site.recorded() as record:
         site.hosts.cut(*ONE_WAY[way], both=False)
@@ -161,7 +170,8 @@ def test_who_is_not_heard_is_given_up_once_and_not_again_and_again(way: str, sit
     site.hosts.heal()
     site.check(crowd)
     assert record.losses() <= 1
-    assert all(record.returns(name) == 0 for name in site.servers)  # who cannot be heard does not come back, either
+    # A server that others do not receive from does not join again, either.
+    assert all(record.returns(name) == 0 for name in site.servers)
     assert site.hosts.ether.counts["cut off"] > 0
 
 
@@ -170,7 +180,10 @@ def test_who_is_not_heard_is_given_up_once_and_not_again_and_again(way: str, sit
 def test_two_servers_that_have_nobody_else_try_again_now_and_then_and_lose_each_other_once(
     both: bool, hosts: Hosts
 ) -> None:
-    """F17, F19 without a spare: each goes on alone, and is filled by the other only when they meet again."""
+    """F17, F19 without a spare server: each goes on alone.
+
+    One is filled by the other only when they are connected again.
+    """
     with Site(hosts, servers=2, port=7_001 + both) as site:
         crowd = site.gather("clients", slots=240, think=100)
         with site.recorded() as record:
@@ -179,7 +192,7 @@ def test_two_servers_that_have_nobody_else_try_again_now_and_then_and_lose_each_
         hosts.heal()
         site.check(crowd)
     assert record.losses() == 1
-    assert len(record) < LONG  # views: they do not come by the second
+    assert len(record) < LONG  # views: there is not one in every second
     assert crowd.ended == []
 
 
@@ -212,7 +225,7 @@ AIRS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("air", ["8 Mbit/s", *(pytest.param(air, marks=pytest.mark.soak) for air in ("delay", "loss"))])
 def test_bad_weather_makes_it_slower_and_nobody_is_taken_for_dead(air: str, site: Site) -> None:
-    """F23. Little is sent twice: TCP does that already."""
+    """F23: few pushes are sent twice, because TCP already resends packets."""
     incarnations = site.members()
     crowd = site.gather("each")
     began = time.monotonic()
@@ -238,7 +251,7 @@ def descriptors(site: Site) -> dict[str, int]:
 
 @pytest.mark.soak
 def test_a_host_that_vanished_in_the_middle_of_its_pushes_keeps_no_descriptor(site: Site) -> None:
-    """F26: no FIN ever comes, and what was on its way to it is never acknowledged."""
+    """F26: no FIN ever comes, and packets in transit to it are never acknowledged."""
     assert soon(lambda: not site.members("client").keys() - {"operator"})
     before = descriptors(site)
     crowd = site.gather("clients", slots=240)
@@ -247,7 +260,7 @@ def test_a_host_that_vanished_in_the_middle_of_its_pushes_keeps_no_descriptor(si
     began = time.monotonic()
     crowd.kill(0)
     for column in range(1, WORKERS):
-        crowd.kill(column)  # those are seen to end
+        crowd.kill(column)  # the servers see that these end
     assert soon(lambda: all(now <= before[name] for name, now in descriptors(site).items())), (
         before,
         descriptors(site),
@@ -272,7 +285,7 @@ def test_a_server_whose_host_vanished_is_made_up_for_and_keeps_no_descriptor(sit
     gone = site.hosts.address(SERVER)
 
     def lines() -> list[str]:
-        """Connections to it that are left."""
+        """Returns the connections to it that are left."""
         living = [psutil.Process(one.pid) for one in site.processes.values() if one.poll() is None]
         return [str(line) for one in living for line in one.net_connections() if line.raddr and line.raddr.ip == gone]
 

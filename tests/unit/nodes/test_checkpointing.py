@@ -1,4 +1,7 @@
-"""Checkpoints are made by coordinator and servers together; what goes wrong costs a checkpoint, never a run (F29, F32)."""
+"""The coordinator and the servers make checkpoints together.
+
+A failure costs a checkpoint, never a run (F29, F32).
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ SECOND = limits.SECOND
 
 
 class Run:
-    """A dealing, as far as checkpoints go."""
+    """A scheduler, as far as checkpoints need one."""
 
     seconds = 0.5
     steps = 7
@@ -48,14 +51,17 @@ class Run:
     def state(self, cut: int) -> Any:
         return {"cut": cut, "steps": self.steps}
 
-    learnt: tuple[tuple[str, Any], ...] = ()  # since
+    learnt: tuple[tuple[str, Any], ...] = ()  # what the run learned after ``state``
 
     def completed(self, state: Any) -> Any:
         return {**state, **dict(self.learnt)}
 
 
 class Town:
-    """A coordinator's checkpoints and servers that write, on one disk; messages and disk threads wait until they are let go."""
+    """A coordinator's checkpoint writer and servers that write snapshots, on one disk.
+
+    Messages and disk operations wait in a queue until ``go`` carries them out.
+    """
 
     def __init__(self, every: int | None = None, servers: int = 2, spec: Any = None, **settings: Any) -> None:
         self.disk = SimulatedDisk()
@@ -72,7 +78,7 @@ class Town:
         self.servers = {one.name: SnapshotWriter(self.disk) for one in self.members}
         self.told: list[RunEvent] = []
         self.sent: list[m.Message] = []
-        self.dumb: set[str] = set()  # servers that say and do nothing
+        self.dumb: set[str] = set()  # servers that do not react
         self.late: set[str] = set()
         self.version = 1
         self.tokens = 0
@@ -80,14 +86,14 @@ class Town:
 
     @property
     def busy(self) -> bool:
-        """A checkpoint is under way, or was asked for and has neither been saved nor failed."""
+        """Whether a checkpoint is under way, or requested and neither saved nor failed."""
         return self.checkpointing._requested or self.checkpointing._attempt is not None
 
     def events(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.told if isinstance(event, kind)]
 
     def go(self, seconds: float = 0.0, most: int = 10_000) -> bool:
-        """Let time pass in one go, then let everybody do all they can. False if there was more to do."""
+        """Advance the clock once, then carry out the queue; return False if some of it is left."""
         self.now += int(seconds * SECOND)
         self._take("coordinator", self._tick())
         while self._queue and most:
@@ -97,7 +103,10 @@ class Town:
         return not self._queue
 
     def restart_coordinator(self) -> None:
-        """It dies with all it was about to do; servers go on, and what they sent still arrives."""
+        """The coordinator dies with all its queued effects.
+
+        Servers go on, and what they sent still arrives.
+        """
         self._queue = deque((name, effect) for name, effect in self._queue if name != "coordinator")
         self.checkpointing = CheckpointWriter(ROOT, "job", disk=self.disk)
 
@@ -143,7 +152,7 @@ class Town:
         return next(one.incarnation for one in self.members if one.name == name)
 
     def _snap(self, name: str, snap: m.Snap) -> list[Effect]:
-        """What a server does about it: cut, and hand the images to its disk thread, one by one."""
+        """What a server does for a Snap: cut, and write each image with its disk thread."""
         if name in self.late:
             return [self.servers[name].late("coordinator", self.incarnation(name), snap, 99)]
         table = self.view.tables[0]
@@ -166,7 +175,7 @@ def image_of(table: m.TablePlaces, segment: int, version: int) -> SegmentImage:
 
 
 def left(town: Town) -> list[str]:
-    """All files there are."""
+    """Returns all files."""
     return [f"{folder}/{name}" for folder in town.disk.names(ROOT) for name in town.disk.names(ROOT / folder)]
 
 
@@ -176,7 +185,7 @@ def found(town: Town) -> Manifest | None:
     return None if found is None else found[1]
 
 
-# ---------------------------------------------------------------- as it should be
+# ---------------------------------------------------------------- without faults
 
 
 def test_a_checkpoint_that_is_asked_for_is_saved_and_told() -> None:
@@ -228,11 +237,14 @@ def test_one_is_saved_whenever_it_is_time_and_the_last_three_are_kept() -> None:
 
 @pytest.mark.parametrize(("every", "after"), [(0.05, 0.05), (60, 1)])
 def test_the_first_one_waits_for_the_run_to_begin_and_no_longer_than_it_must(every: float, after: float) -> None:
-    """A run that was not yet evaluated when it was time: it is not a second before a checkpoint that is due every 50 ms."""
+    """A run was not yet evaluated when its first checkpoint was due.
+
+    If a checkpoint is due every 50 ms, the writer does not wait a second before it looks again.
+    """
     town = Town(every=int(every * SECOND))
     town.run.cut = None
     town.go()
-    for _ in range(7):  # more often than a try may fail: nothing was begun, and nothing failed
+    for _ in range(7):  # more often than an attempt may fail: no attempt was begun, so none failed
         town.go(every)
     assert town.checkpointing.saved == 0 and not town.busy
     town.run.cut = 12
@@ -276,7 +288,7 @@ def test_the_best_one_is_kept_whenever_its_loss_is_known() -> None:
     assert town.checkpointing.judged(99, 0.1) == []  # there is no such checkpoint
 
 
-# ---------------------------------------------------------------- as it should not be
+# ---------------------------------------------------------------- with faults
 
 
 def test_what_was_lost_on_the_way_is_asked_again_and_written_once() -> None:
@@ -286,12 +298,13 @@ def test_what_was_lost_on_the_way_is_asked_again_and_written_once() -> None:
     town.go()
     assert len(town.sent) == 2
     town.go(1)
-    assert len(town.sent) == 2  # not yet
+    assert len(town.sent) == 2  # too early to ask again
     town.dumb = {"server-2"}
     town.go(1)
     assert len(town.sent) == 4
     town.go(2)
-    assert [one.number for one in town.sent] == [1] * 5  # only who has not answered is asked again
+    # Only a server that has not answered is asked again.
+    assert [one.number for one in town.sent] == [1] * 5
     town.dumb = set()
     town.go(2)
     assert town.checkpointing.saved == 1
@@ -305,16 +318,18 @@ def test_an_answer_that_was_lost_is_given_again_without_writing_again() -> None:
     table = m.TablePlaces(9, "w", Dense(rows=40), [0, 20], [])
     assert snapping.ask("c", 1, snap, [0, 1]) == ([0, 1], [])
     store = snapping.write(7, "c", snap, "w", [image_of(table, 0, 4)])
-    assert snapping.ask("c", 1, snap, [0, 1]) == ([1], [])  # one is on its way
+    assert snapping.ask("c", 1, snap, [0, 1]) == ([1], [])  # segment 0 is being written
     said = snapping.stored(1, Stored(7, store.function()))
     assert [
         one.message.written[0].file for one in said if isinstance(one, Send) and isinstance(one.message, m.Snapped)
     ] == ["w-0.safetensors"]
     assert snapping.ask("c", 1, snap, [0, 1]) == ([1], said)
     assert snapping.stored(1, Stored(7, [])) == [] and snapping.stored(1, Stored(8, [])) == []
-    assert snapping.ask("c", 1, m.Snap(2, 9, 5, "/f", 4), [0]) == ([], [])  # that one was given up
+    # Checkpoint 2 was given up.
+    assert snapping.ask("c", 1, m.Snap(2, 9, 5, "/f", 4), [0]) == ([], [])
     later = snapping.write(9, "c", snap, "w", [image_of(table, 1, 4)])
-    assert snapping.ask("c", 1, m.Snap(4, 9, 5, "/g", 5), [0, 1]) == ([0, 1], [])  # and now this one is
+    # Now checkpoint 3 is given up.
+    assert snapping.ask("c", 1, m.Snap(4, 9, 5, "/g", 5), [0, 1]) == ([0, 1], [])
     assert later.function() == [] and snapping.stored(1, Stored(9, [])) == []
     assert disk.names(Path("/f")) == ["w-0.safetensors"]
 
@@ -329,7 +344,8 @@ def test_a_groups_next_run_numbers_its_checkpoints_from_one() -> None:
     assert old.ask("a/scheduler", 1, last, [0, 1]) == ([0, 1], [])
     store = old.write(7, "a/scheduler", last, "w", [image_of(table, 0, 4)])
     assert snappings.of("a/scheduler", first).ask("a/scheduler", 1, first, [0]) == ([0], [])
-    assert store.function() == [] and snappings.stored(1, Stored(7, [])) == []  # nobody waits for the last one
+    # Nobody waits for the previous run's checkpoint.
+    assert store.function() == [] and snappings.stored(1, Stored(7, [])) == []
 
 
 def test_what_a_scheduler_asked_for_that_is_gone_is_forgotten() -> None:
@@ -339,8 +355,10 @@ def test_what_a_scheduler_asked_for_that_is_gone_is_forgotten() -> None:
     snappings.live({"coordinator", "g3/scheduler"})
     assert list(snappings._by) == ["coordinator", "g3/scheduler"]
     before = m.Snap(1, 9, 5, "/f/00000001")
-    assert snappings.of("g3/scheduler", before).ask("g3/scheduler", 1, before, [0]) == ([], [])  # it was given up
-    assert snappings.of("g4/scheduler", before).ask("g4/scheduler", 1, before, [0]) == ([0], [])  # another of that name
+    # Checkpoint 1 was given up.
+    assert snappings.of("g3/scheduler", before).ask("g3/scheduler", 1, before, [0]) == ([], [])
+    # A new scheduler with the old name.
+    assert snappings.of("g4/scheduler", before).ask("g4/scheduler", 1, before, [0]) == ([0], [])
 
 
 @pytest.mark.parametrize("owner", ["", "a", "bb"])
@@ -356,7 +374,8 @@ def test_servers_write_for_a_group_into_no_checkpoint_but_its_own(owner: str) ->
         return written
 
     theirs, ours = (prepare(disk, root, group=group) for group in (owner, "b"))
-    for number in (theirs, 7):  # another's, and one that is not there: told the same
+    # Another group's checkpoint and one that does not exist: the same error.
+    for number in (theirs, 7):
         with pytest.raises(FileNotFoundError, match="no checkpoint of group 'b'"):
             write(number)
     assert "w-0.safetensors" not in disk.names(folder_of(root, theirs))
@@ -409,7 +428,7 @@ def test_a_backup_that_comes_or_goes_changes_nothing() -> None:
     town.dumb = {"server-2"}
     town.checkpointing.soon()
     town.go()
-    town.replace(0, "server-1")  # the first one stays the first
+    town.replace(0, "server-1")  # the primary stays the primary
     town.change(members=[*town.members, m.Member("worker-1", 44, "worker", "")])
     town.dumb = set()
     town.go(2)
@@ -467,7 +486,7 @@ def test_before_there_is_a_table_or_a_step_nothing_is_begun() -> None:
     town.change(tables=tables)
     for _ in range(20):
         town.go(1)
-    town.replace(2)  # nobody holds it
+    town.replace(2)  # no server holds it
     town.run.cut = 3
     for _ in range(20):
         town.go(1)
@@ -490,12 +509,13 @@ def test_a_full_disk_is_a_warning_and_a_later_try_and_the_one_before_is_kept() -
         waits.append(town.checkpointing.failures)
     told = [event.what for event in town.events(Warned)]
     assert "cannot write to /run/checkpoints/00000002: No space left on device; the last one is kept" in told[0]
-    assert [what.split()[-2] for what in told] == ["1", "2", "4", "8", "16", "32", "64", "128"]  # later and later
+    # Less and less often.
+    assert [what.split()[-2] for what in told] == ["1", "2", "4", "8", "16", "32", "64", "128"]
     assert len(left(town)) == 5 and all(name.startswith("00000001/") for name in left(town))
     manifest = found(town)
     assert manifest is not None and manifest.number == 1
     town.disk.capacity = None
-    town.checkpointing.soon()  # at the end, say: whatever the time
+    town.checkpointing.soon()  # as at the end of a run: does not wait for the next interval
     town.go()
     assert town.checkpointing.failures == 0 and len(town.events(Saved)) == 2
 
@@ -549,8 +569,11 @@ def test_a_disk_that_stands_still_is_told_once() -> None:
 
 
 def test_a_coordinator_that_dies_at_any_moment_leaves_nothing_that_the_next_one_could_mix_in() -> None:
-    """Its successor is asked for another step: servers that remember what they wrote for the first must not say so again."""
-    for begun_before in (False, True):  # a try that was given up, in the former life
+    """The next coordinator asks for another step than the one that died.
+
+    Servers that remember what they wrote for the first step must not report it again.
+    """
+    for begun_before in (False, True):  # True: the first process also gave up an attempt
         for most in range(60):
             town = Town()
             if begun_before:
@@ -572,7 +595,7 @@ def test_a_coordinator_that_dies_at_any_moment_leaves_nothing_that_the_next_one_
             assert town.disk.names(ROOT)[-1] == f"{manifest.number:08d}"
             if done:
                 break
-        assert done and before  # the last of them had time to finish
+        assert done and before  # the last attempt had time to finish
 
 
 def test_a_crash_of_everything_at_any_operation_leaves_the_newest_that_was_told() -> None:
@@ -609,8 +632,10 @@ def test_what_strangers_and_former_lives_say_is_not_believed() -> None:
     assert tell(town.now, "stranger", m.Snapped(1, 1, fake)) == []
     assert tell(town.now, "server-1", m.Snapped(1, 77, [], "no")) == []
     assert tell(town.now, "server-1", m.Snapped(0, 1, [], "no")) == []
-    tell(town.now, "server-1", m.Snapped(1, 1, fake))  # its own two, and not those of the other
+    # Counts for its own two segments, not for those of server-2.
+    tell(town.now, "server-1", m.Snapped(1, 1, fake))
     town.dumb = {"server-1"}
     town.go(2)
-    assert town.checkpointing.saved == 1  # the coordinator does not look into files that servers wrote,
-    assert newest(town.disk, ROOT)[0] is None  # whoever reads them does
+    # The coordinator does not look into files that servers wrote; a reader does.
+    assert town.checkpointing.saved == 1
+    assert newest(town.disk, ROOT)[0] is None

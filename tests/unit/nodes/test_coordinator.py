@@ -1,4 +1,4 @@
-"""The coordinator, driven by hand: hello, silence, tables, and a journal that outlives it."""
+"""Drives the coordinator by hand: hello, silence, tables, and a journal that outlives it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.wire.messages.groups import Allow, GroupLimits
 
 @dataclass
 class Office:
-    """A coordinator with a disk that writes at once (or not at all), and what it said."""
+    """A coordinator, its messages, and a disk that writes at once or never."""
 
     coordinator: Coordinator = field(default_factory=Coordinator)
     now: int = 100 * SECOND
@@ -57,7 +57,7 @@ class Office:
         return self.say(name, m.Heartbeat(incarnation, shown))
 
     def wait(self, nanoseconds: int, *beating: tuple[str, int]) -> list[tuple[str, m.Message]]:
-        """Let time pass as a loop would, these members being well."""
+        """Let time pass as a loop would; only these members send heartbeats."""
         said = []
         until = self.now + nanoseconds
         while self.now < until:
@@ -72,16 +72,16 @@ class Office:
 
     @property
     def members(self) -> list[str]:
-        """As they were announced."""
+        """The members of the announced view."""
         return [member.name for member in self.coordinator.view.members]
 
     def restart(self) -> Office:
-        """Kill it, and start another from what is on disk."""
+        """Kill the coordinator, and start another from what is on disk."""
         return Office(Coordinator(journal=self.journal), self.now + 5 * SECOND, list(self.journal))
 
 
 def answers(said: list[tuple[str, m.Message]], to: str = "ann") -> list[m.Message]:
-    """What this one was told, without the views and the signs of life."""
+    """Returns the messages to one node, without views and heartbeat answers."""
     return [message for name, message in said if name == to and not isinstance(message, m.View | m.Alive)]
 
 
@@ -112,11 +112,11 @@ def test_nobody_is_welcome_before_the_incarnation_is_on_disk() -> None:
     (persist,) = [
         one for one in office.coordinator.handle(office.now, Received("ann", hello)) if isinstance(one, Persist)
     ]
-    assert office.say("ann", hello) == []  # a repeat: the first is on its way
+    assert office.say("ann", hello) == []  # a repeat: the first is still being written
     assert office.members == []
     ((to, message), *_) = office.feed(Durable(persist.token))
     assert to == "ann" and isinstance(message, m.Welcome)
-    assert office.feed(Durable(persist.token)) == []  # told twice
+    assert office.feed(Durable(persist.token)) == []  # reported twice
 
 
 def test_a_disk_that_is_full_refuses_newcomers_and_nobody_else() -> None:
@@ -127,8 +127,8 @@ def test_a_disk_that_is_full_refuses_newcomers_and_nobody_else() -> None:
     assert to == "bob" and isinstance(message, m.Refusal) and "no space left" in message.reason
     assert office.members == ["ann"]
     office.disk_error = ""
-    office.now += SECOND  # it is tried again every second
-    assert office.join("bob", "worker").incarnation == 3  # 2 may be on disk, who knows
+    office.now += SECOND  # the journal is tried again every second
+    assert office.join("bob", "worker").incarnation == 3  # 2 may be on disk
 
 
 def test_incarnations_never_repeat_not_even_after_a_restart() -> None:
@@ -150,7 +150,8 @@ def test_every_life_of_the_coordinator_has_its_own_term() -> None:
         assert office.coordinator.view.term == term
     office = office.restart()  # this one was killed before it did anything at all
     office = office.restart()
-    assert office.join("ann").view.term == 4  # what is on disk is told; the next term is not, yet
+    # The view on disk is announced; its next term is not on disk yet.
+    assert office.join("ann").view.term == 4
     assert office.coordinator.view.term == 5
 
 
@@ -186,8 +187,9 @@ def test_a_late_hello_of_a_dead_process_does_not_shut_the_living_one_out() -> No
     office = Office()
     office.join("ann", "worker", "old.0")
     office.join("ann", "worker", "new.0")
-    office.join("ann", "worker", "late.0")  # it was sent between the two, by a process that is dead by now
-    assert answers(office.say("ann", m.Hello("ann", "worker", "new.1", ""))) == []  # wait: is the other one alive?
+    office.join("ann", "worker", "late.0")  # sent between the two, by a process that is dead now
+    # Wait: is the other process alive?
+    assert answers(office.say("ann", m.Hello("ann", "worker", "new.1", ""))) == []
     office.wait(DEFAULT.suspect)
     assert office.join("ann", "worker", "new.1").token == "new.1"
 
@@ -240,20 +242,23 @@ def test_a_server_that_alone_holds_segments_is_kept_however_long_it_is_silent() 
 
 
 def test_a_coordinator_that_was_cut_off_removes_nobody_because_of_the_last_word_of_one_that_is_dead() -> None:
-    """For six seconds it hears nobody but ann, which died before: bob and cat live, and must not be taken for dead."""
+    """For six seconds the coordinator receives only one late message from ann, which is dead.
+
+    bob and cat are alive, and must not be removed as dead.
+    """
     office = Office(Coordinator(copies=3))
     for name in ("ann", "bob", "cat"):
         office.join(name)
     office.create(1, spec=Dense(rows=64))
     office.wait(SECOND, ("ann", 1), ("bob", 2), ("cat", 3))
     office.wait(3 * SECOND)
-    office.beat("ann", 1)  # it was on its way for long
+    office.beat("ann", 1)  # this message was delayed for a long time
     office.wait(3 * SECOND)
     office.beat("cat", 3)
     assert office.members == ["ann", "bob", "cat"]
     office.beat("bob", 2)
     office.wait(DEFAULT.dead, ("bob", 2), ("cat", 3))
-    assert office.members == ["bob", "cat"]  # ann is missed in the end
+    assert office.members == ["bob", "cat"]  # ann is removed in the end
     assert not office.coordinator.roster.assignment.has_lost()
 
 
@@ -267,7 +272,7 @@ def test_a_coordinator_that_slept_blames_nobody() -> None:
     assert office.members == ["ann", "eve"]
     office.wait(DEFAULT.dead - 2 * SECOND - MILLISECOND)
     assert office.members == ["ann", "eve"]
-    office.wait(MILLISECOND)  # but what was heard missing before and after counts
+    office.wait(MILLISECOND)  # but silence before and after the sleep counts
     assert office.members == []
 
 
@@ -318,7 +323,7 @@ def test_create_is_answered_when_every_server_has_shown_the_view() -> None:
     view = office.coordinator.roster.number
     assert answers(office.beat("ann", 1)) == []
     assert answers(office.beat("bob", 2, view=view - 1)) == []
-    said = office.beat("bob", 2)  # eve is not waited for
+    said = office.beat("bob", 2)  # nobody waits for eve
     assert answers(said) == [m.Done(1)]
     views = [message for to, message in said if to == "ann" and isinstance(message, m.View)]
     assert [table.name for table in views[0].tables] == ["w"]
@@ -328,7 +333,7 @@ def test_a_create_that_is_sent_again_is_not_done_twice() -> None:
     office = Office()
     office.join("ann")
     office.create(1)
-    assert answers(office.create(1)) == [m.RequestHeld(1, "ann")]  # whom it waits for
+    assert answers(office.create(1)) == [m.RequestHeld(1, "ann")]  # it waits for ann
     office.beat("ann", 1)
     assert answers(office.create(1)) == [m.Done(1)]
     assert office.coordinator.roster.tables_made == 1
@@ -344,7 +349,7 @@ def test_a_create_that_cannot_be_is_answered_at_once() -> None:
     (answer,) = answers(office.create(1))
     assert isinstance(answer, m.Refusal) and "no server has joined" in answer.reason
     office.join("bob")
-    assert answers(office.create(1)) == [answer]  # asked again: the same answer
+    assert answers(office.create(1)) == [answer]  # a repeated request gets the same answer
     assert answers(office.create(2)) == []
 
 
@@ -367,7 +372,7 @@ def test_a_table_that_a_server_cannot_set_up_is_dropped_and_the_reason_told() ->
     shown = office.coordinator.roster.number
     said = office.say("ann", m.Heartbeat(1, shown, {number: "ann: no update 'mine' here"}))
     assert office.coordinator.roster.tables == {}
-    assert answers(said) == []  # until every server has forgotten it
+    assert answers(said) == []  # no answer until every server has forgotten the table
     office.beat("bob", 2)
     assert answers(office.beat("ann", 1)) == [m.Refusal(1, "table", "ann: no update 'mine' here")]
     assert answers(office.create(2)) == []  # the name is free again
@@ -403,11 +408,11 @@ def test_answers_are_remembered_but_not_for_ever() -> None:
     assert len(office.coordinator.table_admin._answered) <= limits.MEMBERS
 
 
-# ---------------------------------------------------------------- a journal that outlives it (F14)
+# ---------------------------------------------------------------- the journal outlives it (F14)
 
 
 def with_all() -> Office:
-    """Two servers, a worker, a client that was removed, and a table."""
+    """Returns an office with two servers, a worker, a removed client and a table."""
     office = Office()
     for name, role in (("ann", "server"), ("bob", "server"), ("eve", "worker"), ("tom", "client")):
         office.join(name, role)
@@ -425,7 +430,7 @@ def test_after_a_restart_there_are_the_same_members_and_tables_under_the_next_te
     view = after.coordinator.view
     assert (view.term, view.number, view.generation) == (2, before.number + 1, before.generation)
     assert (view.members, view.tables) == (before.members, before.tables)
-    assert said == [(member.name, view) for member in view.members]  # told, once it was on disk
+    assert said == [(member.name, view) for member in view.members]  # sent once it was on disk
     assert after.join("new", "worker").incarnation == 5
 
 
@@ -457,7 +462,8 @@ def test_a_change_is_on_disk_before_anybody_hears_of_it() -> None:
     before = office.coordinator.view
     assert office.feed(ProcessEnd("eve", "killed")) == []
     assert office.coordinator.view is before
-    assert office.beat("eve", 3) == []  # not fenced: that it is over may be forgotten
+    # Not fenced: the removal is not on disk yet, so a restart may forget it.
+    assert office.beat("eve", 3) == []
     assert office.beat("ann", 1, before.number) == [("ann", m.Alive(1, before.number))]
     (shown, _) = office.say("ann", m.Refresh(9))
     assert shown == ("ann", before)
@@ -508,7 +514,7 @@ def test_a_change_of_tables_that_is_sent_again_to_the_next_life_is_done_once() -
     office.beat("bob", 2)
     assert answers(office.beat("ann", 1)) == [m.Done(1), m.Done(2)]
     assert office.coordinator.roster.tables_made == 1
-    (answer,) = answers(office.create(3, spec=Dense(rows=64)))  # another request is another matter
+    (answer,) = answers(office.create(3, spec=Dense(rows=64)))  # another request is not a repeat
     assert isinstance(answer, m.Refusal) and "exists already" in answer.reason
 
 
@@ -540,7 +546,7 @@ def test_an_end_that_is_told_late_ends_the_life_it_is_about_and_no_other() -> No
     office.feed(ProcessEnd("eve", "killed", "eve"))
     office.join("eve", "worker", "other.0")
     office = office.restart()
-    office.feed(ProcessEnd("eve", "killed", "eve"))  # the launcher repeats what it said
+    office.feed(ProcessEnd("eve", "killed", "eve"))  # the launcher repeats its report
     assert "eve" in office.members
     office.feed(ProcessEnd("eve", "killed again", "other"))
     assert "eve" not in office.members
@@ -564,7 +570,10 @@ def test_a_new_cluster_takes_the_counters_of_the_old_one_and_nobody_of_it() -> N
 
 
 def test_whatever_was_on_disk_when_it_was_killed_no_incarnation_that_was_told_is_given_again() -> None:
-    """Who is welcome was on disk before: with the records up to there, nobody else gets the number."""
+    """A welcome is sent after its incarnation is on disk.
+
+    With the records up to there no other node gets the same number.
+    """
     office, told = Office(), []
     for number in range(5):
         welcome = office.join(f"worker-{number}", "worker")

@@ -1,4 +1,7 @@
-"""The coordinator is killed at any moment, and another goes on by its journal, while everybody else goes on (F14, F15)."""
+"""The coordinator is killed at any moment, and another continues from its journal.
+
+All other nodes go on meanwhile (F14, F15).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def sail(rows: Dataset, strategy: str, seed: int, lose: str = "") -> Ship:
-    """A run with three restarts at moments drawn from the seed, and perhaps the loss of a worker with the first."""
+    """Runs with three coordinator restarts at moments drawn from the seed.
+
+    With ``lose`` that worker is killed together with the first restart.
+    """
     ship = Ship(rows, seed=seed, strategy=strategy, workers=3, stop__epochs=2)
     for number in range(3):
         turns = ship.draw.randrange(400)
@@ -48,7 +54,8 @@ def test_a_run_goes_on_whenever_its_coordinator_is_killed(rows: Dataset, strateg
     assert not ship.all(Gone)
     coordinator = ship.nodes["coordinator"]
     assert isinstance(coordinator, Coordinator)
-    assert coordinator.roster.incarnations == 7  # two servers, launcher, evaluator, three workers: nobody joined anew
+    # Two servers, launcher, evaluator, three workers: no node joined again.
+    assert coordinator.roster.incarnations == 7
     assert all(task.error is None for task in ship.ends.values())
 
 

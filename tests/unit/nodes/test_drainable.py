@@ -1,4 +1,4 @@
-"""A node around a node: how it asks to leave, and the four ways in which it ends."""
+"""A Drainable node wraps another: how it asks to leave, and the four ways in which it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECOND = limits.SECOND
 
 
 class Plain:
-    """A node that only joins and beats."""
+    """A node that only joins and sends heartbeats."""
 
     def __init__(self) -> None:
         self.name, self.member = "ann", MembershipClient("ann", "server", "t")
@@ -52,7 +52,7 @@ def test_it_asks_to_leave_again_and_again_until_it_is_let_go() -> None:
     guest.leave()
     said = [asked(guest.handle(SECOND + beat * DEFAULT.heartbeat, Tick())) for beat in range(1, 5)]
     assert said == [1, 1, 1, 1]
-    guest.handle(4 * SECOND, Received("coordinator", m.Release(2)))  # of another life
+    guest.handle(4 * SECOND, Received("coordinator", m.Release(2)))  # for another incarnation
     assert not guest.end
     guest.handle(4 * SECOND, Received("coordinator", m.Release(3)))
     assert guest.end == "released"

@@ -1,4 +1,4 @@
-"""The journal: what was acknowledged is there after a crash, what was torn is not."""
+"""A journal has every acknowledged record after a crash, and no torn record."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM
 assert journal.append(b"two") == ""
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert len([line for line in run.stdout.splitlines() if line.strip()]) == 2  # each with a reason
+    # Each with a reason.
+    assert len([line for line in run.stdout.splitlines() if line.strip()]) == 2
     assert read(path) == [b"one", b"two"]
 
 
@@ -150,7 +151,7 @@ def test_a_journal_that_is_rewritten_has_the_new_records_and_goes_on(path: Path)
 
 def test_a_journal_that_cannot_be_rewritten_stays_as_it_was(path: Path) -> None:
     write(path, b"one", b"two")
-    path.with_name(f"{path.name}.new").mkdir()  # in the way
+    path.with_name(f"{path.name}.new").mkdir()  # blocks the new file
     journal = JournalFile(path)
     journal.rewrite([b"two"])
     assert journal.append(b"three") == ""

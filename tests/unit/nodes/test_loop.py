@@ -1,4 +1,4 @@
-"""The loop waits for nobody: neither for a computation nor for a disk (F32)."""
+"""The loop never blocks: neither on a computation nor on a disk (F32)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.wire.memory import Hub
 
 
 class Clerk:
-    """Has each of these done once, and keeps what comes back."""
+    """A node that requests each of these effects once, and keeps the results."""
 
     name = "clerk"
 
@@ -88,7 +88,7 @@ def test_a_disk_that_hangs_keeps_nobody_from_leaving(monkeypatch: pytest.MonkeyP
     (disk,) = [thread for thread in threading.enumerate() if thread.name == "clerk-disk"] or [threading.Thread()]
     if disk.ident is not None:
         disk.join(60)
-    assert clerk.heard == [] and done == []  # what had not begun never does
+    assert clerk.heard == [] and done == []  # what had not begun never begins
 
 
 def test_a_node_is_never_told_an_earlier_time_than_before(monkeypatch: pytest.MonkeyPatch) -> None:

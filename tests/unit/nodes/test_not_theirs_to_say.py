@@ -1,4 +1,7 @@
-"""What the coordinator does not take from whoever it is: a member of a group, a worker, a stranger, or one that talks too much (T6)."""
+"""The coordinator refuses requests that their sender has no right to make (T6).
+
+The sender is a member of a group, a worker, a stranger, or a node that sends too much.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class Office:
         self.numbers: dict[str, int] = {}
 
     def say(self, sender: str, message: m.Message) -> list[m.Message]:
-        """What the sender is answered, but for views."""
+        """Returns the answers to the sender, without views."""
         events: list[Received | Durable] = [Received(sender, message)]
         answers: list[m.Message] = []
         while events:
@@ -143,7 +146,7 @@ def test_servers_look_into_no_folder_that_a_group_names_but_checkpoints(folder: 
 
 
 def test_a_group_is_told_the_same_whatever_is_wrong_with_what_it_names(tmp_path: Path) -> None:
-    """Else it could find out which files and folders there are, and how long they are."""
+    """Otherwise a group could find out which files and folders exist, and their lengths."""
     (tmp_path / "other.f32").write_bytes(b"x" * 7)
     (tmp_path / "same.f32").write_bytes(bytes(32))
     (tmp_path / "folder.f32").mkdir()
@@ -192,7 +195,7 @@ def test_a_group_is_not_told_where_the_clusters_checkpoints_lie(office: Office) 
         assert isinstance(standing, m.StatusReply) and standing.checkpoint == told
 
 
-# ---------------------------------------------------------------- who lets whom go
+# ---------------------------------------------------------------- who may release whom
 
 
 @pytest.mark.parametrize("node", ["server-1", "worker-0", "a/worker-0", "nobody", "x" * 500_000])
@@ -213,7 +216,7 @@ def test_who_is_no_member_lets_nobody_go(office: Office) -> None:
     assert not office.roster.members["server-1"].member.leaving
 
 
-# ---------------------------------------------------------------- texts without an end
+# ---------------------------------------------------------------- texts of unlimited length
 
 
 @pytest.mark.parametrize(
@@ -244,7 +247,10 @@ def test_a_group_reads_from_so_many_others_at_most(office: Office, reads: list[s
 
 
 def test_a_view_never_gets_too_long_to_be_told(office: Office) -> None:
-    """Whatever comes first, tables, groups or members: what would be too much is refused, and the rest goes on."""
+    """What does not fit in a view is refused, and everything else goes on.
+
+    That holds in any order: tables, groups or members.
+    """
     office.say("operator", m.Create(2, "big", Dense(rows=8, initial=Given("/x.f32", 1, "a" * 65_000))))
     for number in range(3, 9):
         office.say(
@@ -273,9 +279,10 @@ def test_who_asks_again_and_again_while_the_disk_is_slow_is_answered_once(office
         assert not answers(coordinator.handle(office.now, Received("operator", m.Drain(request, "server-1"))))
     done = answers(coordinator.handle(office.now, Durable(slow.token)))
     assert done.count(m.Done(7)) == 1 and len(done) <= limits.MEMBERS
-    assert office.say("operator", m.Drain(asked[-1], "server-1")) == [m.Done(asked[-1])]  # asked again
+    # A repeated request.
+    assert office.say("operator", m.Drain(asked[-1], "server-1")) == [m.Done(asked[-1])]
 
 
 def answers(effects: list[Effect]) -> list[m.Message]:
-    """What the operator is told, but for views."""
+    """Returns the answers to the operator, without views."""
     return [one.message for one in effects if isinstance(one, Send) and isinstance(one.message, m.Done | m.Refusal)]

@@ -1,4 +1,4 @@
-"""What the coordinator says to those who are no members."""
+"""The coordinator answers nodes that are not members."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.wire.effects import Effect, Send, Tell
 
 
 class Run:
-    """As much of a dealing as is asked."""
+    """The part of a scheduler that is used here."""
 
     ended = False
 
@@ -48,7 +48,8 @@ def test_what_happened_is_told_once_to_each_who_asks_and_not_what_happens_all_th
     assert fed(public_info, first.number).events == []
     public_info.record([joined(2)])
     assert len(fed(public_info, first.number).events) == 1
-    assert len(fed(public_info, 1_000).events) == 3  # it asks another life of the coordinator
+    # Its number is from another process of the coordinator.
+    assert len(fed(public_info, 1_000).events) == 3
 
 
 def test_only_so_much_is_remembered_and_an_evaluation_without_its_workers() -> None:

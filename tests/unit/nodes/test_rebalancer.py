@@ -1,7 +1,7 @@
-"""Servers that join, are drained, and die in the middle of it while a run goes on: all nodes in one thread (F10 to F13).
+"""Servers join, are drained and die meanwhile, in the middle of a run (F10 to F13).
 
-A synchronous run has the same weights bit for bit, whoever held which segment when, and whatever was lost on the way: so it
-is enough to look at those.
+All nodes run in one thread. A synchronous run has the same weights bit for bit, regardless of
+which server held which segment when, and of what was lost: so it is enough to compare weights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture(scope="module")
 def weights(rows: Dataset) -> np.ndarray:
-    """Of a synchronous run in which nobody comes or goes."""
+    """The weights of a synchronous run in which no node joins or leaves."""
     return np.array(sail(rows, "sync", 0).home().weights)
 
 
@@ -61,7 +61,7 @@ def coordinator(ship: Ship) -> Coordinator:
 
 
 def held(ship: Ship, rank: int = 0) -> Counter[str]:
-    """How many segments each server holds, as primary or as a backup."""
+    """Returns how many segments each server holds, as primary or as a backup."""
     places = coordinator(ship).roster.tables[TABLE].places
     return Counter(name for place in places for name in place.servers[rank : rank + 1])
 
@@ -138,7 +138,8 @@ def test_members_of_a_set_change_places_while_the_run_goes_on(
         ship.until(lambda ship=ship: not is_moving(ship))
         assert before["server-0"] == 8 and held(ship) == {"server-1": 16} and held(ship, 1) == {"server-0": 16}
         ship.home()
-        assert [sorted(one.segments) for one in ship.all(Handed)] == [[s.segment for s in swaps]]  # told as one
+        # Reported as one.
+        assert [sorted(one.segments) for one in ship.all(Handed)] == [[s.segment for s in swaps]]
         if strategy == "sync":
             assert np.array_equal(np.array(ship.weights), weights)
 
@@ -191,7 +192,7 @@ def test_the_last_server_may_not_go(rows: Dataset) -> None:
     ship.until(lambda: bool(server.refusal))
     assert "start another one" in server.refusal
     assert not server.end and not coordinator(ship).roster.members["server-0"].member.leaving
-    join(ship, "server-1")  # then it may
+    join(ship, "server-1")  # now server-0 may leave
     ship.until(lambda: server.end == "released")
     ship.home()
 
@@ -210,7 +211,7 @@ def test_one_that_was_let_go_and_did_not_hear_of_it_is_told_again(rows: Dataset)
     ship.drop = drop
     drain(ship, "server-1")
     ship.until(lambda: bool(lost))
-    ship.restart_coordinator()  # and another one has to know
+    ship.restart_coordinator()  # the next process has to know it, too
     ship.until(lambda: server.end == "released")
     ship.home()
 
@@ -226,7 +227,7 @@ def test_a_worker_that_is_drained_finishes_what_it_has_and_goes(rows: Dataset, w
     assert not any("reassigned" in one.what for one in ship.all(Warned))
 
 
-# ---------------------------------------------------------------- in the middle of it (F13)
+# ---------------------------------------------------------------- failures during a move (F13)
 
 STAGES = {
     "named": None,
@@ -239,7 +240,7 @@ STAGES = {
 
 
 def reach(ship: Ship, stage: str, target: str) -> None:
-    """Let the run go on until a segment is at this stage of its way to a server."""
+    """Let the run go on until a move of a segment to this server is at this stage."""
     seen: list[m.Message] = []
     kind = STAGES[stage]
 
@@ -300,7 +301,10 @@ def test_a_coordinator_that_dies_in_the_middle_of_a_move_goes_on_with_it(
 def test_with_one_copy_all_go_back_and_no_move_is_left_over(
     rows: Dataset, weights: np.ndarray, stage: str, victim: str
 ) -> None:
-    """What it held is lost, in the middle of a move: everybody begins again, and the tables are made anew (P8)."""
+    """A segment is lost in the middle of a move, and the whole run rolls back.
+
+    The tables are created again (P8).
+    """
     ship = sail(rows, "sync", seed=1)
     join(ship, "server-2")
     reach(ship, stage, "server-2")
@@ -314,7 +318,10 @@ def test_with_one_copy_all_go_back_and_no_move_is_left_over(
 
 
 def test_a_move_to_one_that_the_owner_cannot_reach_is_given_up(rows: Dataset) -> None:
-    """Both are alive, for the coordinator: it is tried again later, and nobody waits for it."""
+    """The coordinator reaches both servers.
+
+    The move is tried again later, and nobody waits for it.
+    """
     ship = sail(rows, "async", seed=1, servers=2)
     ship.drop = lambda sender, to, message: "server-2" in (sender, to) and "server-0" in (sender, to)
     join(ship, "server-2")
@@ -361,7 +368,7 @@ def test_all_copies_of_all_segments_agree_when_it_is_over(rows: Dataset) -> None
         drain(ship, "server-0")
         ship.home()
         ship.until(lambda ship=ship: "server-0" not in ship.nodes and not is_moving(ship))
-        until = ship.now + limits.SECOND  # what is on its way arrives
+        until = ship.now + limits.SECOND  # messages in flight arrive
         ship.until(lambda ship=ship, until=until: ship.now > until)
         found: dict[int, set[str]] = {}
         for node in ship.nodes.values():
@@ -376,7 +383,7 @@ def test_all_copies_of_all_segments_agree_when_it_is_over(rows: Dataset) -> None
 
 
 def test_a_move_whose_server_was_lost_on_the_way_is_told_so() -> None:
-    """And not as one that evens out the load, which took long."""
+    """The event does not say that the move balanced the load and took long."""
     coordinator = Coordinator()
     coordinator.scheduler = scheduler()
     coordinator.roster.lost |= {"killed": "silent for 5 s", "gone": "it left: others have what it had"}
@@ -401,7 +408,7 @@ def view(*places: list[str], servers: tuple[str, ...] = ("a", "b")) -> m.View:
 
 
 def shared(rebalancer: Rebalancer, view: m.View, run: Scheduler | None) -> list[Effect]:
-    """What is reported once this view is on disk."""
+    """Returns what is reported once this view is on disk."""
     of: Any = SimpleNamespace(view=view, scheduler=run)
     return rebalancer.announced(0, of)
 
@@ -414,7 +421,8 @@ def test_parts_and_copies_are_told_by_server_once_for_each_change() -> None:
     assert shared(holders, msgspec.structs.replace(two, number=7), run) == []
     (told,) = shared(holders, view(["a", "b"], ["b"], [], servers=("a", "b", "c")), run)
     assert isinstance(told, Tell) and isinstance(told.event, Shared)
-    assert told.event.serves == {"a": 1, "b": 1, "c": 0}  # a part that nobody has is nobody's; a newcomer has none
+    # A part without a server counts for no server; a new server has none.
+    assert told.event.serves == {"a": 1, "b": 1, "c": 0}
 
 
 def test_of_a_store_and_of_a_run_that_is_over_nothing_is_told() -> None:

@@ -1,4 +1,4 @@
-"""The coordinator's part in training, driven by hand: deals, evaluations, stop rules, and what is told."""
+"""Drives the scheduler by hand: deals, evaluations, stop rules, and events."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ BOTH = pytest.mark.parametrize("slots", [0, 3], ids=["each", "step"])
 def test_nothing_is_dealt_until_all_workers_are_here_and_the_first_weights_are_read(slots: int) -> None:
     desk = Desk(scheduler(slots=slots))
     assert desk.want(1, 4).slots == []
-    assert desk.ready().number == -1  # nothing to evaluate either
+    assert desk.ready().number == -1  # there is nothing to evaluate either
     assert desk.want(2, 4).slots == []
     assert [event.workers for event in desk.all(Started)] == [2]
     asked = desk.ready()
     assert (asked.number, asked.clock) == (0, 0 if slots else m.NO_CLOCK)
     assert desk.want(1, 4).slots == []
     desk.ready(holds=0)
-    assert desk.want(1, 4).slots != []  # while the evaluator evaluates
+    assert desk.want(1, 4).slots != []  # dealt while the evaluator evaluates
 
 
 @BOTH
@@ -76,7 +76,7 @@ def test_a_run_that_loses_all_its_workers_before_the_beginning_ends() -> None:
     desk = Desk(scheduler())
     desk.want(1)
     desk.gone(1)
-    assert not desk.scheduler.ended  # the other may come
+    assert not desk.scheduler.ended  # the other worker may still join
     desk.feed(desk.scheduler.never_came(desk.now, "worker-2", "exit code 1"))
     assert "no worker was there" in desk.why
 
@@ -106,7 +106,7 @@ def test_a_server_that_does_not_answer_is_named_with_what_helps_and_no_worker_is
     assert "guest does not answer" in warned.what and "--name guest" in warned.what and "worker" not in warned.what
 
 
-# ---------------------------------------------------------------- who did what
+# ---------------------------------------------------------------- which worker did what
 
 
 def test_an_evaluation_tells_what_every_worker_did_since_the_last_one() -> None:
@@ -124,7 +124,7 @@ def test_an_evaluation_tells_what_every_worker_did_since_the_last_one() -> None:
     assert sum(event.each.get("worker-1", {}).get("wait", 0) for event in after) == 1.0
 
 
-# ---------------------------------------------------------------- asking twice
+# ---------------------------------------------------------------- repeated requests
 
 
 @BOTH
@@ -144,7 +144,7 @@ def test_a_want_that_is_sent_again_gets_the_same_deal_and_counts_nothing_twice(s
 
 
 def test_a_want_that_comes_after_the_next_one_is_over_and_deals_nothing() -> None:
-    """Nobody would compute what is dealt to it: its answer is awaited no more."""
+    """The worker no longer waits for that answer, so it would not compute the slots."""
     desk = Desk(scheduler()).begin()
     late = m.Want(desk.requests + 1, 1, 2, examples=5)
     desk.requests += 1
@@ -156,7 +156,7 @@ def test_a_want_that_comes_after_the_next_one_is_over_and_deals_nothing() -> Non
 
 
 def test_reports_of_what_a_worker_does_not_have_take_nothing_from_what_it_has() -> None:
-    """Such as a slot that a former life of it pushed after all."""
+    """For example a slot that an earlier incarnation of the worker pushed after all."""
     desk = Desk(scheduler()).begin()
     desk.want(1, 2)
     mine = desk.hands[1]
@@ -178,7 +178,7 @@ def test_absurd_runs_do_no_harm(absurd: tuple[int, int]) -> None:
 @pytest.mark.parametrize(("holds", "found"), [(7, -1), (-1, 7), (7, 7), (1 << 61, 1 << 61), (-(1 << 61), -2)])
 def test_evaluations_that_nobody_asked_for_are_ignored(holds: int, found: int) -> None:
     desk = Desk(scheduler(slots=3))
-    desk.ready(holds, found)  # before anything was
+    desk.ready(holds, found)  # before any evaluation was requested
     desk.begin()
     desk.ready(holds, found, loss=0.0)
     assert [event.number for event in desk.all(Evaluated)] == [0]
@@ -214,7 +214,8 @@ def test_in_step_mode_nothing_past_an_evaluation_is_dealt_until_its_weights_are_
     assert desk.work(1) + desk.work(2) == 0
     desk.ready(holds=1)
     assert desk.work(1) + desk.work(2) == 0
-    assert desk.work(1) + desk.work(2) == 2  # the last step of the pass, while the evaluator evaluates
+    # The last step of the pass, while the evaluator evaluates.
+    assert desk.work(1) + desk.work(2) == 2
     desk.ready(holds=1, found=1)
     desk.run()
     assert [event.steps for event in desk.all(Evaluated)] == [0, 2, 3, 5, 6]
@@ -226,11 +227,12 @@ def test_one_evaluation_is_asked_for_at_a_time() -> None:
     desk.want(1)
     desk.want(2)
     assert desk.ready().number == 0
-    assert desk.ready(holds=0).number == -1  # read, not yet evaluated
+    assert desk.ready(holds=0).number == -1  # read, but not yet evaluated
     for _ in range(20):
         desk.work(1)
         desk.work(2)
-    assert desk.ready().number == 0  # who asks what to do has forgotten that it evaluates
+    # An evaluator that asks what to do has forgotten that it evaluates.
+    assert desk.ready().number == 0
     assert desk.ready(found=0, holds=0).number == 1
 
 
@@ -264,10 +266,11 @@ def test_passes_and_steps_end_a_run_exactly(rules: StopRules, done: int, why: st
         assert work.done == done
     elif rules.steps == 3:
         assert (work.steps, work.done) == (3, 8)
-    else:  # to the end of the step
+    else:  # up to the end of the step
         assert work.done == {2: 3, 8: 8, 12: 14}[done]
     last = desk.all(Evaluated)[-1]
-    assert last.passes == work.done / PER_PASS  # all that was counted is in the last evaluation
+    # The last evaluation includes everything that was counted.
+    assert last.passes == work.done / PER_PASS
 
 
 @BOTH
@@ -339,7 +342,7 @@ def test_what_comes_after_the_end_is_no_part_of_the_run() -> None:
     assert not desk.scheduler.failed
 
 
-# ---------------------------------------------------------------- who is gone
+# ---------------------------------------------------------------- nodes that are gone
 
 
 @BOTH
@@ -352,7 +355,7 @@ def test_slots_of_a_worker_that_is_gone_are_done_by_another(died: bool, slots: i
     (gone,) = desk.all(Gone)
     assert gone.slots >= had > 0
     assert desk.scheduler.counts["workers lost"] == died
-    desk.want(3)  # a third one joins late
+    desk.want(3)  # a third worker joins late
     for _ in range(100):
         desk.work(2)
         desk.work(3)
@@ -361,7 +364,7 @@ def test_slots_of_a_worker_that_is_gone_are_done_by_another(died: bool, slots: i
 
 
 def test_a_worker_that_leaves_while_the_rest_is_finished_loses_nothing() -> None:
-    """In step mode slots may be meant for it that it never asked for."""
+    """In step mode slots may be reserved for it that it never asked for."""
     desk = Desk(scheduler(StopRules(seconds=1), slots=8, every=math.inf)).begin()
     desk.work(1, 3)
     desk.wait(1.1)
@@ -424,7 +427,7 @@ def test_an_evaluator_that_is_lost_or_cannot_judge_ends_the_run() -> None:
     desk.gone(90, role="evaluator")
     desk.work(1)
     desk.wait(9)
-    assert not desk.scheduler.ended  # it may come back
+    assert not desk.scheduler.ended  # it may join again
     desk.wait(9)
     assert "the evaluator is gone" in desk.why
     desk = Desk(scheduler()).begin()
@@ -439,7 +442,7 @@ def test_a_client_may_come_and_go() -> None:
     assert not desk.all(Gone) and not desk.all(Joined) and not desk.scheduler.ended
 
 
-# ---------------------------------------------------------------- telling
+# ---------------------------------------------------------------- events
 
 
 def test_a_slot_that_is_void_is_told_once_dealt_as_void_and_journalled() -> None:
@@ -559,7 +562,7 @@ def test_a_journal_that_cannot_be_written_is_a_warning_and_training_goes_on() ->
     desk.disk_error = "no space left on device"
     desk.work(1, 2)
     assert desk.work(1, 2) == 2
-    desk.wait(0.3)  # what is counted is to be written
+    desk.wait(0.3)  # counted slots are due to be written
     assert [event.what for event in desk.all(Warned)] == ["the journal cannot be written: no space left on device"]
     desk.work(2, 2)
     assert desk.hands[2] and desk.work(2) == 2
@@ -577,8 +580,9 @@ def test_a_coordinator_that_is_started_again_takes_up_what_its_journal_says(slot
     again = Desk(Coordinator(journal=desk.journal, scheduler=second).scheduler or second)
     assert again.scheduler.workload.done == done
     again.run()
-    assert again.scheduler.workload.done == again.scheduler.examples == 16  # nothing is counted twice
-    assert not again.all(Started)  # it had begun
+    # Nothing is counted twice.
+    assert again.scheduler.workload.done == again.scheduler.examples == 16
+    assert not again.all(Started)  # the run had already begun
 
 
 @BOTH
@@ -589,7 +593,7 @@ def test_a_void_slot_is_void_in_the_next_life_of_the_coordinator(slots: int) -> 
     desk = Desk(second).begin()
     voids = [desk.want(who, 9).void for who in (1, 2)]
     assert [5] in voids
-    assert desk.all(Voided) == []  # told in its former life
+    assert desk.all(Voided) == []  # reported by the earlier process
 
 
 def test_time_goes_on_while_nothing_comes() -> None:
@@ -598,7 +602,8 @@ def test_time_goes_on_while_nothing_comes() -> None:
     for i, incarnation in enumerate(ids):
         office.say(f"worker-{i}", m.Want(1, incarnation, 0))
     assert office.coordinator.scheduler is not None
-    for _ in range(3):  # whoever evaluates is late, and nothing is dealt before: that time is nobody's
+    # The evaluator is late, and nothing is dealt before: that time does not count.
+    for _ in range(3):
         office.now += 500 * MILLISECOND
         office.feed(Tick())
     assert office.coordinator.scheduler.over == ""
@@ -610,7 +615,10 @@ def test_time_goes_on_while_nothing_comes() -> None:
 
 
 def test_weights_of_a_later_step_are_not_told_as_those_that_were_asked_for() -> None:
-    """The evaluator read step 0, said so, and died; the next one is asked for step 0, and finds step 3."""
+    """The evaluator reported that it read step 0, and died.
+
+    The next evaluator is asked for step 0, and finds step 3.
+    """
     desk = Desk(scheduler(slots=1))
     desk.want(1)
     desk.want(2)

@@ -1,4 +1,7 @@
-"""The dealing survives: a coordinator that is started again (F14), a rollback (F8), a run that is taken up from a checkpoint."""
+"""The scheduler's state survives a coordinator restart (F14) and a rollback (F8).
+
+A new run also continues it from a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +50,17 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def next_life(desk: Desk, workers: Sequence[int] = (), **made: Any) -> Desk:
-    """The coordinator is started again, and waits for these workers; all keep what is in their hands."""
+    """Restart the coordinator, which then waits for these workers.
+
+    All workers keep the slots that they hold.
+    """
     again = scheduler(**made)
     again.resume(split(desk.journal)[1], workers)
     return Desk(again, desk.now + 5 * SECOND, journal=list(desk.journal), hands=desk.hands, requests=desk.requests)
 
 
 def new_run(state: ScheduleState, counted: list[tuple[int, int]] | None = None, **made: Any) -> Desk:
-    """Everything is started again, from a checkpoint, and all workers are here."""
+    """Start everything again from a checkpoint, with all workers present."""
     again = scheduler(**made)
     state = msgspec.json.decode(msgspec.json.encode(state), type=ScheduleState)
     again.resume([JournalSnapshot(to_begin_with(state, counted))])
@@ -64,7 +70,7 @@ def new_run(state: ScheduleState, counted: list[tuple[int, int]] | None = None, 
     return desk
 
 
-# ---------------------------------------------------------------- the coordinator is started again
+# ---------------------------------------------------------------- the coordinator is restarted
 
 
 @BOTH
@@ -80,14 +86,14 @@ def test_a_run_goes_on_where_its_coordinator_was_started_again(slots: int) -> No
     again = next_life(desk, **made)
     assert not again.all(Started)
     assert again.scheduler.workload.barrier == former.workload.barrier
-    assert again.scheduler.seconds == pytest.approx(
-        former.seconds, abs=1.1
-    )  # what was journalled last; being away is not counted
+    # As last journalled; downtime does not count.
+    assert again.scheduler.seconds == pytest.approx(former.seconds, abs=1.1)
     again.run(loss=0.5)
     assert again.why == "4 epochs done"
     assert again.scheduler.workload.done == again.scheduler.workload.limit
     numbers = [event.number for event in (*desk.all(Evaluated), *again.all(Evaluated))]
-    assert numbers == list(range(len(numbers))) and told > 1  # none is evaluated twice, none is left out
+    # None is evaluated twice, none is left out.
+    assert numbers == list(range(len(numbers))) and told > 1
 
 
 @BOTH
@@ -97,7 +103,7 @@ def test_what_workers_did_for_the_former_life_counts_in_the_next(slots: int) -> 
     desk.want(1, 3)
     desk.want(2, 3)
     had = sorted(desk.hands[1] + desk.hands[2])
-    assert had  # none of it journalled
+    assert had  # nothing of it is journalled
     again = next_life(desk, **made)
     for who in (1, 2):
         mine, again.hands[who] = again.hands[who], []
@@ -120,7 +126,7 @@ def test_a_report_that_the_former_life_had_journalled_counts_nothing_twice(slots
     again = next_life(desk, **made)
     again.requests = 60
     assert again.scheduler.examples == len(mine)
-    again.send(1, report)  # the answer was lost
+    again.send(1, report)  # repeated, because the answer was lost
     assert again.scheduler.examples == again.scheduler.workload.done == len(mine)
 
 
@@ -135,7 +141,10 @@ def test_who_joined_in_this_life_cannot_claim_what_nobody_dealt_it() -> None:
 
 @BOTH
 def test_a_rule_that_ends_a_run_right_after_a_restart_ends_it_with_what_workers_hold(slots: int) -> None:
-    """Who was dealt what is not in the journal: a run that ended at once would leave it out, or have two compute it."""
+    """The journal does not say which slots a worker holds.
+
+    A run that ended at once would leave them out, or let two workers compute them.
+    """
     made: dict[str, Any] = {"rules": StopRules(seconds=1), "slots": slots, "every": math.inf}
     desk = Desk(scheduler(**made)).begin()
     for who in (1, 2):
@@ -144,7 +153,8 @@ def test_a_rule_that_ends_a_run_right_after_a_restart_ends_it_with_what_workers_
     again = next_life(desk, workers=(1, 2), **made)
     again.wait(1.2)
     assert again.scheduler.over == "1 seconds are over" and not again.scheduler.workload.finished
-    third = next_life(again, workers=(1, 2), **made)  # it remembers that it ends, and asks again what they hold
+    # The third process remembers that the run ends, and asks again what workers hold.
+    third = next_life(again, workers=(1, 2), **made)
     assert third.scheduler.over == "1 seconds are over" and not third.scheduler.workload.finished
     for who in (1, 2):
         third.want(who, 4, holds=runs(sorted(third.hands[who])))
@@ -152,7 +162,8 @@ def test_a_rule_that_ends_a_run_right_after_a_restart_ends_it_with_what_workers_
     assert third.why == "1 seconds are over"
     counted = spread(third.scheduler.workload.counted(), 99)
     assert set(had) <= set(counted) and third.scheduler.workload.done == third.scheduler.workload.limit
-    assert counted == had or (slots and len(counted) == third.scheduler.workload.slots_until(2))  # whole steps
+    # Whole steps.
+    assert counted == had or (slots and len(counted) == third.scheduler.workload.slots_until(2))
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -160,14 +171,17 @@ def test_a_rule_that_ends_a_run_right_after_a_restart_ends_it_with_what_workers_
 def test_a_run_that_ends_after_a_restart_has_the_slots_of_a_worker_that_cannot_say_what_it_had(
     slots: int, told: bool
 ) -> None:
-    """It may have pushed them: a run that ended before them would have a model of more steps than it counted."""
+    """The worker may have pushed those slots.
+
+    A run that ended before them would have a model of more steps than it counted.
+    """
     made: dict[str, Any] = {"rules": StopRules(seconds=1), "slots": slots, "every": math.inf}
     desk = Desk(scheduler(**made)).begin()
     desk.want(1, 2)
     desk.want(2, 4)
     had = sorted(desk.hands[1] + desk.hands[2])
     assert had[-1] in desk.hands[2]
-    if told:  # the former life had heard of it, and ended before what is counted was journalled
+    if told:  # The earlier process had received the report, and ended before journalling it.
         mine, desk.hands[2] = desk.hands[2], []
         desk.want(2, 0, counted=mine, examples=len(mine), loss=0.5 * len(mine))
     again = next_life(desk, workers=(1, 2), **made)
@@ -192,7 +206,8 @@ def test_in_steps_nobody_is_dealt_what_a_full_disk_does_not_know_of() -> None:
     desk.requests += 1
     want = m.Want(desk.requests, 1, 3)
     assert desk.feed(desk.scheduler.want(desk.now, "worker-1", want)) == []
-    assert desk.feed(desk.scheduler.want(desk.now, "worker-1", want)) == []  # it asks again
+    # The request is repeated.
+    assert desk.feed(desk.scheduler.want(desk.now, "worker-1", want)) == []
     desk.disk_error, desk.now = "", desk.now + SECOND
     (deal,) = desk.feed(desk.scheduler.tick(desk.now))
     assert isinstance(deal, m.Deal) and deal.slots
@@ -203,7 +218,7 @@ def test_in_steps_a_line_says_a_little_more_than_was_dealt_so_that_few_deals_wai
     made: dict[str, Any] = {"rules": StopRules(epochs=40), "slots": 1, "every": math.inf}
     desk = Desk(scheduler(**made)).begin()
     lines, furthest = [], 0
-    for turn in range(60):  # each of them has all that it asks for in 10 ms
+    for turn in range(60):  # each worker computes all that it asks for in 10 ms
         desk.now += 10 * MILLISECOND
         before = len(desk.journal)
         for who in (1, 2):
@@ -211,7 +226,8 @@ def test_in_steps_a_line_says_a_little_more_than_was_dealt_so_that_few_deals_wai
         assert next_life(desk, **made).scheduler.workload.next >= desk.scheduler.workload.next > furthest
         furthest = desk.scheduler.workload.next
         lines += [turn] * (len(desk.journal) - before)
-    assert len([turn for turn in lines if turn > 30]) <= 6  # of 29 turns, in a bit more than a quarter of a second
+    # Of 29 turns, in a bit more than a quarter of a second.
+    assert len([turn for turn in lines if turn > 30]) <= 6
 
 
 def test_in_steps_a_deal_waits_for_the_line_on_its_way_that_allows_it() -> None:
@@ -222,7 +238,8 @@ def test_in_steps_a_deal_waits_for_the_line_on_its_way_that_allows_it() -> None:
         for who in (1, 2):
             desk.work(who, most=2)
     desk.now += 250 * MILLISECOND
-    (line,) = (one for one in run.tick(desk.now) if isinstance(one, Persist))  # of what was counted
+    # The line with the counted slots.
+    (line,) = (one for one in run.tick(desk.now) if isinstance(one, Persist))
     for turn in range(40):
         who = 1 + turn % 2
         done = runs(sorted(desk.hands[who]))
@@ -233,7 +250,8 @@ def test_in_steps_a_deal_waits_for_the_line_on_its_way_that_allows_it() -> None:
         desk.hands[who] = spread(dealt.slots, 99)
     assert not said and run.journal.promised < work.next <= replayed(split([line.record])[1]).account.dealt
     (deal,) = (one.message for one in run.journal.durable(desk.now, "") if isinstance(one, Send))
-    assert isinstance(deal, m.Deal) and not run.journal.writing  # and no other line had to be written for it
+    # No other line had to be written for it.
+    assert isinstance(deal, m.Deal) and not run.journal.writing
 
 
 @BOTH
@@ -243,9 +261,8 @@ def test_nobody_hears_of_what_a_full_disk_did_not_take_until_it_does(slots: int)
     desk.disk_error = "no space left on device"
     asked, told = desk.requests, len(desk.told)
     assert desk.feed(desk.scheduler.ready(desk.now, "evaluator", m.EvaluationReady(asked + 1, 90, 1))) == []
-    assert (
-        desk.feed(desk.scheduler.ready(desk.now, "evaluator", m.EvaluationReady(asked + 1, 90, 1))) == []
-    )  # it asks again
+    # The request is repeated.
+    assert desk.feed(desk.scheduler.ready(desk.now, "evaluator", m.EvaluationReady(asked + 1, 90, 1))) == []
     desk.wait(3)
     assert [event.what for event in desk.all(Warned)] == ["the journal cannot be written: no space left on device"]
     assert not [event for event in desk.told[told:] if not isinstance(event, Warned)]
@@ -256,7 +273,8 @@ def test_nobody_hears_of_what_a_full_disk_did_not_take_until_it_does(slots: int)
     assert isinstance(judge, m.EvaluateNow) and judge.request == asked + 1
     after = next_life(desk, slots=slots)
     assert after.scheduler.evaluations.held == 1
-    assert after.scheduler.workload.counted() == desk.scheduler.workload.counted()  # that line says everything
+    # That line contains everything.
+    assert after.scheduler.workload.counted() == desk.scheduler.workload.counted()
 
 
 def test_a_disk_that_stays_full_does_not_hold_a_run_up_for_good() -> None:
@@ -278,12 +296,12 @@ def test_what_the_last_line_of_a_journal_was_to_tell_is_told_again_as_it_was(slo
     found = m.EvaluationReady(desk.requests, 90, 1, 1, 0.25, {}, "")
     (line,) = desk.scheduler.ready(desk.now, "evaluator", found)
     assert isinstance(line, Persist)
-    desk.journal.append(line.record)  # and there the process ended
+    desk.journal.append(line.record)  # the process ended here
     again = next_life(desk, slots=slots)
     again.feed(again.scheduler.tick(again.now))
     (told,) = again.all(Evaluated)
     assert (told.number, told.test_loss, told.seconds) == (1, 0.25, desk.scheduler.seconds)
-    third = next_life(again, slots=slots)  # by now the journal says that it was told
+    third = next_life(again, slots=slots)  # now the journal says that it was reported
     third.feed(third.scheduler.tick(third.now))
     assert not third.all(Evaluated)
 
@@ -316,7 +334,10 @@ def test_a_run_does_not_wait_for_good_for_an_evaluator_that_nobody_misses(back: 
 
 
 def test_after_a_restart_the_last_pass_has_as_many_slots_as_it_should_whoever_holds_them() -> None:
-    """Where pushes count at once half a pass is any half of it: what a worker holds is part of that half."""
+    """Where pushes count at once half a pass is any half of its slots.
+
+    What a worker holds is part of that half.
+    """
     made: dict[str, Any] = {"rules": StopRules(epochs=1.5), "every": math.inf}
     desk = Desk(scheduler(**made)).begin()
     for _ in range(3):
@@ -340,7 +361,7 @@ def test_a_slot_that_is_void_is_on_disk_before_it_is_dealt(slots: int) -> None:
     desk.want(1, refused={slot: "nan"})
     desk.requests += 1
     effects = desk.scheduler.want(desk.now, "worker-1", m.Want(desk.requests, 1, 1, refused={slot: "nan"}))
-    assert [type(effect) for effect in effects] == [Persist]  # it is answered when that is on disk
+    assert [type(effect) for effect in effects] == [Persist]  # answered when that is on disk
     (deal,) = desk.feed(effects)
     assert isinstance(deal, m.Deal) and deal.void == [slot]
     again = next_life(desk, slots=slots)
@@ -358,12 +379,12 @@ def test_an_evaluation_under_way_is_judged_once_whatever_the_coordinator_remembe
         desk.work(2)
     asked = desk.ready()
     assert asked.number == 1
-    again = next_life(desk, **made)  # asked, not read
+    again = next_life(desk, **made)  # requested, not read
     assert again.ready() == msgspec.structs.replace(asked, request=again.requests)
     again.ready(holds=1)
     third = next_life(again, **made)  # read, not evaluated
     third.want(1, 4)
-    assert third.hands[1]  # so training went on
+    assert third.hands[1]  # training went on
     third.ready(holds=1, found=1, loss=0.4)
     assert [event.number for event in third.all(Evaluated)] == [1]
     fourth = next_life(third, **made)
@@ -413,7 +434,7 @@ def test_every_slot_counts_once_when_the_coordinator_is_started_again(rows: Data
         ship.home()
         assert ship.slots_done() == 75 and ship.scheduler.examples == 3 * 400
         assert ship.all(Stopped)[-1].why == "3 epochs done" and len(ship.all(Started)) == 1
-        # What was told and was not on disk yet is told again by the next life.
+        # The next process reports again what was reported and not on disk yet.
         numbers = list(dict.fromkeys(event.number for event in ship.all(Evaluated)))
         assert numbers == list(range(len(numbers))) and ship.all(Evaluated)[-1].passes == 3.0
         assert strategy != "sync" or len(numbers) == 4
@@ -441,8 +462,8 @@ def test_a_synchronous_run_is_the_same_bit_for_bit_when_its_coordinator_is_start
 def test_nothing_hangs_when_a_worker_dies_with_slots_that_nobody_knows_it_has(
     rows: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F15: the others may be full of later slots, and wait for one of its."""
-    monkeypatch.setattr("shoal.nodes.trainer._FIRST", 0)  # so that they are full soon
+    """F15: the others' queues may be full of later slots that wait for one of the dead worker's."""
+    monkeypatch.setattr("shoal.nodes.trainer._FIRST", 0)  # so that their queues are full soon
     for seed in range(12):
         ship = Ship(rows, seed=seed, strategy="sync", workers=3, strategy__slots_per_step=3, evaluate__every=math.inf)
         ship.until(lambda ship=ship, seed=seed: ship.slots_done() >= 2 * seed + 2)  # type: ignore[misc]
@@ -485,7 +506,7 @@ def test_every_better_model_is_kept_and_one_of_a_former_life_if_it_is_better(row
     assert other.home().evaluator.best is former
 
 
-# ---------------------------------------------------------------- a run is taken up from a checkpoint
+# ---------------------------------------------------------------- a run continues from a checkpoint
 
 
 @BOTH
@@ -514,16 +535,16 @@ def test_a_checkpoint_says_all_that_is_needed_to_go_on(slots: int) -> None:
 
 
 def test_a_slot_that_becomes_void_while_servers_are_on_their_way_to_the_cut_is_void_in_the_checkpoint() -> None:
-    """Servers are asked for a step that is yet to come, and one of its slots turns out to be void before it is taken."""
+    """Servers are asked to cut at a future step, and one of its slots becomes void before that."""
     desk = Desk(scheduler(slots=1)).begin()
     (slot,) = spread(desk.want(1, 1).slots, 9)
     cut = desk.scheduler.cut
     assert slot == 0 and cut == 2
-    state = desk.scheduler.state(cut)  # as servers are asked
+    state = desk.scheduler.state(cut)  # when servers are asked
     for _ in range(2):
         desk.want(1, refused={slot: "nan"})
     assert slot in desk.scheduler.workload.voids
-    state = desk.scheduler.completed(state)  # as the manifest is written
+    state = desk.scheduler.completed(state)  # when the manifest is written
     again = new_run(state, slots=1)
     assert again.scheduler.workload.voids == {slot: "nan"}
     assert again.scheduler.workload.counted() == [(0, 2)] and again.scheduler.examples == 1
@@ -532,7 +553,10 @@ def test_a_slot_that_becomes_void_while_servers_are_on_their_way_to_the_cut_is_v
 def test_a_slot_that_read_newer_weights_while_servers_were_on_their_way_to_the_cut_is_counted_in_the_checkpoint() -> (
     None
 ):
-    """It is in the model of that checkpoint: a run that is taken up from there is not the serial run's any more, and says so."""
+    """The slot is in the model of that checkpoint.
+
+    A run that continues from there no longer equals the serial run, and reports so.
+    """
     desk = Desk(scheduler(slots=1)).begin()
     desk.want(1, 1)
     cut = desk.scheduler.cut
@@ -544,7 +568,7 @@ def test_a_slot_that_read_newer_weights_while_servers_were_on_their_way_to_the_c
 
 
 def test_who_says_that_a_slot_read_newer_weights_is_answered_when_the_journal_has_it() -> None:
-    """It is pushed then, and whoever pushed it may die: nobody else would know of it."""
+    """The worker pushes the slot after the answer, and may die then: only the journal knows it."""
     desk = Desk(scheduler(slots=3)).begin()
     desk.disk_error = "no space left on device"
     desk.requests += 1
@@ -558,7 +582,7 @@ def test_who_says_that_a_slot_read_newer_weights_is_answered_when_the_journal_ha
 
 @pytest.mark.parametrize("turns", range(1, 14))
 def test_evaluations_after_a_checkpoint_are_those_of_a_run_that_never_stopped(turns: int) -> None:
-    """In step mode: at the same steps, whatever was under way when it was cut."""
+    """In step mode evaluations are at the same steps, whatever was under way at the cut."""
     made: dict[str, Any] = {"rules": StopRules(epochs=3), "slots": 3, "every": 0.5}
     calm = Desk(scheduler(**made)).begin().run()
     desk = Desk(scheduler(**made)).begin()
@@ -567,7 +591,7 @@ def test_evaluations_after_a_checkpoint_are_those_of_a_run_that_never_stopped(tu
         if turn % 3 == 0:
             desk.evaluate()
     cut = desk.scheduler.cut
-    if cut is None:  # an evaluation before it is being evaluated
+    if cut is None:  # an earlier evaluation is under way
         assert desk.scheduler.evaluations.open >= 0
         return
     again = new_run(desk.scheduler.state(cut), **made).run()
@@ -594,7 +618,7 @@ def test_nothing_is_cut_before_the_first_weights_are_read() -> None:
 
 
 def test_slots_that_any_segment_lacks_are_dealt_again() -> None:
-    """In each mode every segment is cut at a moment of its own."""
+    """In each mode segments are cut at different moments."""
     books = [
         m.SegmentBooks(9, {0: m.Counts(8), 1: m.Counts.of(2, [5]), -7: m.Counts(40)}),
         m.SegmentBooks(9, {0: m.Counts(8), 1: m.Counts.of(3, [6])}),
@@ -639,7 +663,7 @@ def test_a_rollback_does_everything_since_the_checkpoint_again(slots: int, check
     assert desk.scheduler.seconds == seconds and desk.scheduler.generation == 1  # time goes on
     assert desk.scheduler.examples == desk.scheduler.workload.done
     desk.hands = {}
-    for _ in range(200):  # all of them are others now
+    for _ in range(200):  # all workers have joined again as new ones
         desk.now += SECOND // 100
         for who in (11, 12):
             desk.work(who)
@@ -648,14 +672,14 @@ def test_a_rollback_does_everything_since_the_checkpoint_again(slots: int, check
             break
     assert desk.why == "3 epochs done" and desk.scheduler.examples == desk.scheduler.workload.done == 24
     assert desk.scheduler.counts["rollbacks"] == 1
-    again = next_life(desk, **made)  # the journal knows of it
+    again = next_life(desk, **made)  # the journal has the rollback
     assert again.scheduler.generation == 1 and again.scheduler.workload.done == 24
 
 
 @pytest.mark.variants(slow=["async", "bounded"])
 @STRATEGIES
 def test_a_run_that_lost_a_server_goes_back_and_ends_well(rows: Dataset, strategy: str) -> None:
-    """Nobody gives up meanwhile: they are fenced, and come back as others."""
+    """No worker gives up meanwhile: they are fenced, and join again as new incarnations."""
     calm = Ship(rows, strategy=strategy, evaluate__every=0.5).home()
     for seed in range(4):
         ship = Ship(rows, seed=seed, strategy=strategy, evaluate__every=0.5)
@@ -680,7 +704,10 @@ def test_a_journal_in_which_the_run_went_back_says_what_holds_now() -> None:
 
 
 def test_after_a_rollback_nothing_is_known_of_who_was_slow_before() -> None:
-    """All are others then: a turn is kept for nobody who is gone, and slots that come again may be copied again."""
+    """All workers are new incarnations after a rollback.
+
+    No turn is kept for a worker that is gone, and slots that are dealt again may be copied again.
+    """
     desk = Desk(scheduler(StopRules(epochs=3), slots=3))
     second = desk.scheduler.speculative = SpeculativeCopies()
     desk.begin()
@@ -705,11 +732,14 @@ def test_a_state_survives_as_json(tmp_path: Path) -> None:
 
 @BOTH
 def test_what_a_worker_was_dealt_and_never_got_is_dealt_again(slots: int) -> None:
-    """Two lives of the coordinator answered one question, and the worker took the other's answer."""
+    """Two processes of the coordinator answered one request.
+
+    The worker took the answer of the other process.
+    """
     desk = Desk(scheduler(slots=slots)).begin()
     lost = desk.want(1, more=4)
     desk.hands[1] = []
-    again = desk.want(1, holds=[])  # who asks gets them: somebody may wait for them
+    again = desk.want(1, holds=[])  # the worker that asks gets them: another may wait for them
     assert desk.scheduler.counts["slots that never came"] == len(spread(lost.slots, 99)) > 0
     assert spread(again.again, 99) == sorted(spread(lost.slots, 99))
     desk.run()

@@ -1,4 +1,4 @@
-"""A group's scheduler, driven by hand: whom it heeds, and what it says of its run."""
+"""Drives a group's scheduler by hand: whose requests it accepts, and what it reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server, driven by hand: who is let in, what waits for the compute thread, and what a new view does."""
+"""Drives a server by hand: access, work for the compute thread, and new views."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOLK = [m.Member("eve", EVE, "worker", ""), m.Member("dan", DAN, "client", "")]
 
 @dataclass
 class Hall:
-    """A server, the computations it asked for, and what it said."""
+    """A server, the computations it requested, and its messages."""
 
     server: Server
     now: int = 10 * SECOND
@@ -46,7 +46,7 @@ class Hall:
         return [(send.to, send.message) for send in sends]
 
     def compute(self, error: BaseException | None = None) -> list[tuple[str, m.Message]]:
-        """Do the one computation that is out."""
+        """Finish the one computation that is under way."""
         (job,) = self.asked
         self.asked.clear()
         if error is None:
@@ -90,7 +90,7 @@ def view(number: int, *tables: m.TablePlaces, members: list[m.Member] | None = N
 
 
 def hall(*tables: m.TablePlaces, inline: int = limits.INLINE_ELEMENTS) -> Hall:
-    """Ann, a member since view 5, with these tables set up."""
+    """Returns server ann, a member since view 5, with these tables set up."""
     made = Hall(Server("ann", "token", inline=inline))
     made.feed(Tick())
     made.feed(Received("coordinator", m.Welcome("token.0", 1, view(5, *(tables or (placed(1),))))))
@@ -98,7 +98,7 @@ def hall(*tables: m.TablePlaces, inline: int = limits.INLINE_ELEMENTS) -> Hall:
     return made
 
 
-# ---------------------------------------------------------------- who is let in
+# ---------------------------------------------------------------- access
 
 
 def test_before_it_is_a_member_a_server_asks_to_come_later() -> None:
@@ -141,7 +141,8 @@ def test_a_request_by_a_newer_view_waits_until_this_one_has_it() -> None:
     assert made.push([1], [1], number=1, view=6) == []
     assert made.server.counts["view behind"] == 2
     came = made.feed(Received("coordinator", view(6, placed(1))))
-    assert came[-2:] == [("dan", m.Counted(1, new=True)), ("dan", m.Counted(2, new=True))]  # in the order of before
+    # In their old order.
+    assert came[-2:] == [("dan", m.Counted(1, new=True)), ("dan", m.Counted(2, new=True))]
     assert made.push([1], [1], number=2, view=6) == [("dan", m.Counted(3, new=True))]
 
 
@@ -154,7 +155,7 @@ def test_a_request_that_came_too_soon_is_sent_back_when_it_has_waited_long_enoug
     assert made.feed(Tick()) == [("dan", m.Busy(1, limits.BUSY_RETRY))]
     made.feed(Received("coordinator", view(6, placed(1))))
     assert made.pull([1], view=6)[0][1].count == 1
-    assert made.arrays[0][0].tolist() == [0]  # it is counted when it comes again, not before
+    assert made.arrays[0][0].tolist() == [0]  # counted when it is sent again, not before
 
 
 def test_a_request_that_comes_again_while_it_waits_does_not_wait_twice() -> None:
@@ -172,11 +173,11 @@ def test_what_waits_for_a_view_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> N
     assert made.push([1], [1], number=1, view=6) == [("dan", m.Busy(2, limits.BUSY_RETRY))]
 
 
-# ---------------------------------------------------------------- by an older view
+# ---------------------------------------------------------------- requests by an older view
 
 
 def moved_to(view_number: int, *owners: str, since: Sequence[int]) -> m.View:
-    """The table in as many parts, each with its owner since some view."""
+    """A view with the table in parts, each with its primary and the view since which it has it."""
     places = [m.Replicas(at, [owner], since=at) for owner, at in zip(owners, since, strict=True)]
     starts = [i * DENSE.span // len(owners) for i in range(len(owners))]
     servers = [m.Member(name, i, "server", "") for i, name in enumerate(("ann", "bob", "cid"), 1)]
@@ -197,9 +198,8 @@ def test_what_moves_elsewhere_is_no_reason_to_refuse_an_older_view() -> None:
     made.feed(Received("coordinator", moved_to(6, "ann", "cid", since=(1, 6))))
     asked = {"incarnation": 13, "stream": -13}
     assert made.push([1], [1], view=5, **asked) == [("dan", m.Counted(1, new=True))]
-    made.feed(
-        Received("coordinator", moved_to(8, "ann", "cid", since=(8, 6)))
-    )  # it was another's in view 7, which we missed
+    # Another server had it in view 7, which we missed.
+    made.feed(Received("coordinator", moved_to(8, "ann", "cid", since=(8, 6))))
     assert made.push([1], [1], number=1, view=6, **asked) == [("dan", m.SegmentsMoved(2, 8))]
 
 
@@ -279,12 +279,12 @@ def test_rows_of_what_it_let_go_of_are_cleared_away_between_other_work(monkeypat
     assert own is not None and own.table.rows == 20
     made.now += SECOND
     made.push([*range(10)], [1.0] * 10, number=1, view=6)
-    assert made.asked and own.table.rows == 20  # a computation has the rows
+    assert made.asked and own.table.rows == 20  # a computation is using the rows
     made.compute()
     left = own.table.rows
     assert 10 < left < 20
     assert made.server.handle(made.now, Tick())[-1] == Wake(made.now + limits.CLEAR_EVERY)
-    assert own.table.rows == left  # not before that
+    assert own.table.rows == left  # not before that time
     for _ in range(10):
         made.now += limits.CLEAR_EVERY
         made.feed(Tick())
@@ -396,7 +396,7 @@ def test_a_long_pull_is_computed_elsewhere() -> None:
     made = hall(inline=2)
     made.push([0], [3])
     assert made.pull([0, 1, 2, 3]) == []
-    assert made.push([0], [5], number=1) == []  # nobody writes while it is read
+    assert made.push([0], [5], number=1) == []  # nobody writes during the read
     said = made.compute()
     assert said == [("dan", m.Values(2, 4, [1])), ("dan", m.Counted(3, new=True))]
     assert made.arrays[0][0].tolist() == [3, 0, 0, 0]
@@ -428,7 +428,8 @@ def test_what_opens_a_segment_goes_before_the_pushes_that_wait() -> None:
     made.feed(Received("coordinator", view(6, placed(1), members=[*FOLK, bob])))
     made.push([0], [1])
     made.push([0], [1], number=1)
-    assert made.feed(Received("bob", m.Level(1, 6, 4, 1, [1], [0], 1))) == []  # something is being computed
+    # A computation is under way.
+    assert made.feed(Received("bob", m.Level(1, 6, 4, 1, [1], [0], 1))) == []
     levels = m.Levels(1, 6, 4, [1], [0], [])
     assert made.compute() == [("dan", m.Counted(1, new=True)), ("bob", levels)]
     assert made.compute() == [("dan", m.Counted(2, new=True))]
@@ -449,7 +450,7 @@ def test_a_view_that_comes_during_a_computation_waits_for_it() -> None:
     made.push([0], [1])
     made.pull([0])
     made.feed(Received("coordinator", view(6, placed(2))))
-    assert list(made.server.tables) == [1]  # it is being written to
+    assert list(made.server.tables) == [1]  # it is being written
     said = made.compute()
     assert said == [("dan", m.Counted(1, new=True))]
     assert made.compute() == [("dan", m.SegmentsMoved(2, 6))]  # the pull waited behind the view
@@ -481,7 +482,7 @@ def test_what_was_computed_for_a_former_life_comes_back_to_nobody() -> None:
     made.feed(Received("coordinator", m.Welcome("token.1", 8, view(9, placed(1)))))
     job.function()
     assert made.feed(Computed(job.token)) == []
-    made.compute()  # the new life's table
+    made.compute()  # the table of the new incarnation
     assert made.server.tables[1].primary.facts()[0]["version"] == 0
 
 

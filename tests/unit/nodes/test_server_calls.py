@@ -1,4 +1,4 @@
-"""Calls at a server that is driven by hand: who may ask, what waits, and that nothing long is done twice."""
+"""Calls to a server driven by hand: who may ask, what waits, and nothing long runs twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shoal.wire.messages.groups import CLUSTER, GroupLimits
 
 @dataclass
 class House:
-    """Ann, who holds rows 0 to 3 of eight; whoever asks is no member."""
+    """Server ann holds rows 0 to 3 of eight; the caller is not a member."""
 
     server: Server = field(default_factory=lambda: Server("ann", "token"))
     now: int = 10 * SECOND
@@ -63,7 +63,7 @@ def _forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_who_is_no_member_may_ask_and_is_told_of_the_rows_that_are_here() -> None:
     assert House().call("count") == [m.Called(1, [4.0])]
     assert House().call("count", start=2, stop=3) == [m.Called(1, [1.0])]
-    assert House().call("count", start=4) == [m.Called(1, [])]  # not held here: nothing is found
+    assert House().call("count", start=4) == [m.Called(1, [])]  # not held here: no result
 
 
 def test_who_asks_as_one_of_a_group_is_told_only_what_that_group_may_read() -> None:
@@ -88,9 +88,10 @@ def test_a_question_of_a_users_own_is_asked_off_the_loop_once_however_often_it_i
     house = House()
     held = m.RequestHeld(1, "question 'slow', which is running")
     assert house.call("slow") == [held]
-    assert house.call("slow") == [held]  # sent again
-    assert house.call("slow", request=2) == []  # another one waits,
-    assert house.call("slow", request=2) == [m.RequestHeld(2, held.waits)]  # and is told so when it asks again
+    assert house.call("slow") == [held]  # repeated
+    assert house.call("slow", request=2) == []  # another call waits,
+    # And gets this when it is repeated.
+    assert house.call("slow", request=2) == [m.RequestHeld(2, held.waits)]
     house.now += DEFAULT.notice
     assert held in house.feed(Tick())
     assert house.compute() == [m.Called(1, [4.0]), m.RequestHeld(2, held.waits)]
@@ -146,7 +147,8 @@ def test_rows_that_were_given_away_while_the_question_was_asked_are_told_as_they
 
     house = House()
     house.call("total")
-    house.feed(Received("coordinator", house.view(6, owner="bob")))  # the view waits until the rows are free
+    # The view waits until the rows are free.
+    house.feed(Received("coordinator", house.view(6, owner="bob")))
     assert m.Called(1, [0.0]) in house.compute()
     assert house.call("count", request=2) == [m.SegmentsMoved(2, 6)]
 

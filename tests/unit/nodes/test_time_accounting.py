@@ -1,4 +1,4 @@
-"""Where a worker's time goes."""
+"""A worker's time is divided into kinds: compute, communicate, wait, idle."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def in_ms(totals: list[int]) -> dict[int, float]:
 
 def test_all_time_is_one_of_the_kinds() -> None:
     book, clock = spent()
-    clock.pass_by(1)  # rows are made ready
+    clock.pass_by(1)  # rows are prepared
     book.computing()
     clock.pass_by(10)
     book.computed()
-    clock.pass_by(2)  # a push goes, a pull comes
+    clock.pass_by(2)  # a push is sent, a pull arrives
     book.waited()
     clock.pass_by(3)
     held = clock.now
@@ -76,7 +76,7 @@ def test_while_anything_is_computed_nothing_else_is_counted() -> None:
     book, clock = spent()
     book.computing()
     clock.pass_by(5)
-    book.waited()  # of another lane
+    book.waited()  # by another lane
     book.computing()
     clock.pass_by(5)
     book.computed()
@@ -120,7 +120,10 @@ def test_what_was_before_is_left_out() -> None:
 
 
 def test_a_clock_that_goes_back_leaves_no_time_below_zero() -> None:
-    """The clocks of two cores may differ by milliseconds; who hears a span in the future refuses the message, again and again."""
+    """The clocks of two cores may differ by milliseconds.
+
+    The receiver of a span in the future would refuse the message, again and again.
+    """
     book, clock = spent()
     clock.pass_by(10)
     book.record(EVALUATE)

@@ -1,4 +1,7 @@
-"""Trainers, servers, the evaluator and the coordinator in one thread, with a seeded order of messages: nothing sleeps."""
+"""Trainers, servers, the evaluator and the coordinator run in one thread.
+
+The order of messages is drawn from a seed, and nothing sleeps.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def test_a_synchronous_run_is_the_same_whoever_dies_in_it(rows: Dataset) -> None
         ship.until(lambda ship=ship: ship.slots_done() >= 5)  # type: ignore[misc]
         ship.kill("worker-1")
         ship.until(lambda ship=ship: ship.slots_done() >= 10 + ship.job.seed)  # type: ignore[misc]
-        ship.kill("worker-2")  # also of what was dealt to it again
+        ship.kill("worker-2")  # it also loses slots that were dealt to it again
         ship.home()
         assert ship.slots_done() == 50
         assert len(ship.all(Gone)) == 2
@@ -68,7 +71,7 @@ def test_a_synchronous_run_is_the_same_whoever_dies_in_it(rows: Dataset) -> None
 
 
 class Generous(SpeculativeCopies):
-    """Lends everybody what anybody has of the oldest step, when it may just be pushed."""
+    """Lends every worker what others hold of the oldest step, which may be pushed now."""
 
     def choose(self, now: int, worker: int, work: SlotQueue) -> list[int]:
         held = {slot for other in work._names if other != worker for slot in work.held(other)}
@@ -82,7 +85,10 @@ class Generous(SpeculativeCopies):
 @pytest.mark.variants(slow=["True"])
 @pytest.mark.parametrize("dies", [False, True])
 def test_second_copies_change_nothing_also_where_one_server_is_ahead(rows: Dataset, dies: bool) -> None:
-    """A copy that finds its step taken by one server and not by the other leaves it to who pushed it there."""
+    """A copy may find its step taken by one server and not by the other.
+
+    It then leaves the slot to the worker that pushed it to the first server.
+    """
     settings: dict[str, Any] = {"strategy": "sync", "strategy__slots_per_step": 4, "stop__epochs": 2}
     calm, left = Ship(rows, workers=1, **settings).home(), 0
     for seed in range(4):
@@ -111,7 +117,7 @@ def test_a_slot_that_read_newer_weights_is_admitted_before_it_goes_on(rows: Data
     ship.until(lambda: admitted.done)
     assert admitted.error is None and ship.scheduler.counts["slots with newer weights"] == 1
     again = lane.report_newer()
-    lane.close(Fenced("worker-0", 1))  # it is not told in the name of the next life
+    lane.close(Fenced("worker-0", 1))  # the report is not sent in the name of the next incarnation
     assert again.error is not None and lane.report_newer().error is not None
 
 
@@ -120,7 +126,10 @@ def lost_on_the_way_to_one_server(ship: Ship, sender: str, to: str, message: m.M
 
 
 def test_slots_that_come_again_in_several_deals_do_not_wait_for_each_other(rows: Dataset) -> None:
-    """A deal of earlier steps may come when an earlier deal of later steps is under way: each has a lane of its own."""
+    """A deal of earlier steps may arrive while a deal of later steps is under way.
+
+    So each deal has a lane of its own.
+    """
     for seed in range(8):
         ship = Ship(rows, seed=seed, strategy="sync", workers=4, strategy__slots_per_step=2, stop__epochs=2)
         for number, lost in enumerate(("worker-1", "worker-2", "worker-3")):
@@ -140,7 +149,7 @@ def test_who_joins_late_takes_part_and_who_dies_is_replaced(rows: Dataset, strat
     assert ship.slots_done() == 75 and late._done > 0
 
 
-# ---------------------------------------------------------------- leaving and lives
+# ---------------------------------------------------------------- leaving and new incarnations
 
 
 @ALL
@@ -152,11 +161,12 @@ def test_who_is_asked_to_leave_finishes_what_it_began_and_gives_back_the_rest(ro
     ship.until(lambda: ship.ends["worker-0"].done)
     assert ship.ends["worker-0"].error is None
     incarnation = leaver.worker.client.session.incarnation
-    assert ship.scheduler.workload.has(incarnation) == 0  # counted or given back, all of it
+    assert ship.scheduler.workload.has(incarnation) == 0  # all slots were counted or given back
     ship.home()
     assert ship.slots_done() == 75
     assert ship.scheduler.counts["workers lost"] == 0
-    assert sum(trainer._done for trainer in ship.trainers.values()) == 75  # what was given back, it did not compute
+    # Slots that it gave back it did not compute.
+    assert sum(trainer._done for trainer in ship.trainers.values()) == 75
 
 
 @ALL
@@ -198,7 +208,7 @@ def test_a_lane_that_is_given_slots_ends_with_them_and_another_with_the_run(rows
     assert given.over and not other.over
     other.queue.append(5)
     trainer.over = True
-    assert not other.over  # what was dealt is computed
+    assert not other.over  # slots that were dealt are computed
     assert other.more().done
     other.next()
     assert other.over and other.more().done
@@ -251,7 +261,7 @@ def test_penalties_per_count_are_those_of_the_whole_set(rows: Dataset) -> None:
 
 
 class Poisoned(LinearLearner):
-    """Of one slot the gradient is no number."""
+    """A learner whose gradient is not a number for one slot."""
 
     def __init__(self, model: Linear, train: Any, bad: list[int]) -> None:
         super().__init__(model, train)

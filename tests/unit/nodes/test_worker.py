@@ -1,4 +1,4 @@
-"""A client node: coroutines are resumed when their tasks are done, without asyncio."""
+"""A client node resumes coroutines when their tasks are done, without asyncio."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_a_refused_node_says_so() -> None:
 
 
 def test_one_that_is_patient_waits_until_the_disk_of_the_coordinator_has_room_again() -> None:
-    """Whoever takes part in a run does not end for that: it says hello again."""
+    """A node of a run does not end because the disk is full: it sends hello again."""
     made = node(joined=False)
     made.client.dispatcher.patient = True
     task = made.client.refresh()
@@ -266,7 +266,10 @@ def test_leaving_ends_what_is_under_way() -> None:
 
 
 def asked(tables: dict[str, list[str]], generation: int = 0, group: str = "") -> bool:
-    """What a worker finds that began in generation 0; tables by name, with the servers of their only segment."""
+    """Returns whether a worker that began in generation 0 sees a rollback.
+
+    ``tables``: by name, with the servers of their only segment.
+    """
     worker = Worker("worker-0", "worker", "token", group=group)
     places = [
         m.TablePlaces(n, name, Dense(rows=8), [0], [m.Replicas(1, servers)])
@@ -289,8 +292,9 @@ def asked(tables: dict[str, list[str]], generation: int = 0, group: str = "") ->
         ({"weights": ["server-0"]}, False),
         ({"weights": []}, True),
         ({}, True),
-        ({"weights": ["server-0"], "tally": []}, True),  # the run goes back for any of its tables
-        ({"weights": ["server-0"], "other/weights": []}, False),  # another group's is another run's
+        ({"weights": ["server-0"], "tally": []}, True),  # the run rolls back for any of its tables
+        # A table of another group belongs to another run.
+        ({"weights": ["server-0"], "other/weights": []}, False),
     ],
 )
 def test_a_run_goes_back_when_nobody_has_a_part_of_one_of_its_tables(tables: dict[str, list[str]], back: bool) -> None:

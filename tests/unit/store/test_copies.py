@@ -1,4 +1,7 @@
-"""A segment and its copies, on servers that talk to each other: when a push counts, and how a new copy comes up (S1-20 to S1-23)."""
+"""A segment and its copies on several servers: when a push counts, how a copy is filled.
+
+S1-20 to S1-23.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,14 @@ ROWS = 4
 
 
 def placed(*servers: str, filling: str = "", epoch: int = 1, apply: Step | None = None) -> m.TablePlaces:
-    """A table of one segment, which these servers hold."""
+    """A table of one segment on these servers."""
     spec = Dense(rows=ROWS, update=Sum(), apply=apply or Each())
     return m.TablePlaces(1, "w", spec, [0], [m.Replicas(epoch, list(servers), filling=filling, since=1)])
 
 
 @dataclass
 class Town:
-    """Servers that hold a table, and the messages between them: they wait until somebody delivers them."""
+    """Servers that hold a table; messages between them wait until they are delivered."""
 
     table: m.TablePlaces
     now: int = 0
@@ -54,13 +57,13 @@ class Town:
             table_server.set_members({}, {ANN: "ann"})
 
     def become(self, table: m.TablePlaces) -> None:
-        """All take the next view, in which the table is like this."""
+        """All servers apply the next view, in which the table is placed like this."""
         self.view += 1
         for name, table_server in self.holdings.items():
             self.carry_out(name, table_server.apply_placement(self.now, table, SERVERS, self.view))
 
     def push(self, number: int, form: Wire = "float32") -> None:
-        """Ann adds 1 to all rows: her next push, or a slot."""
+        """Ann adds 1 to all rows, as her next push or as a slot."""
         own = self.holdings["server-0"].primary
         assert own is not None
         stream = 0 if isinstance(self.table.spec.apply, Step) else -ANN
@@ -85,7 +88,7 @@ class Town:
                 self.post.append((sender, effect))
 
     def deliver(self, *kinds: type[m.Message]) -> None:
-        """Deliver what is under way, and what follows from it; only these kinds, if any are named."""
+        """Deliver messages in flight and their effects; only of these kinds, if named."""
         held: list[tuple[str, Send]] = []
         while self.post:
             sender, send = self.post.popleft()
@@ -98,18 +101,18 @@ class Town:
         self.post.extend(held)
 
     def counted(self) -> list[int]:
-        """The requests that were answered as counted."""
+        """Returns the requests that were answered as counted."""
         return [answer.request for answer in self.answers if isinstance(answer, m.Counted)]
 
     def values(self) -> list[float]:
-        """What the primary has, and so what a pull would read."""
+        """Returns the values of the primary, which a pull would read."""
         own = self.holdings["server-0"].primary
         assert own is not None
         values: list[float] = own.check.read(KeyRange(0, ROWS))[0][-1].tolist()
         return values
 
     def digests(self) -> set[str]:
-        """Of all who have the segment."""
+        """Returns the digests of all servers that have the segment."""
         ask = m.TableStatusRequest(1, 1, self.view, digests=True)
         told = [table_server.status(ask).digests for table_server in self.holdings.values()]
         return {one[0] for one in told if one}
@@ -129,7 +132,7 @@ def test_nothing_is_counted_or_answered_before_all_copies_have_it() -> None:
 
 
 def test_copies_get_what_came_shortened_as_it_counts() -> None:
-    """Between servers nothing is rounded: a copy adds up the very numbers that its primary does."""
+    """Between servers nothing is rounded: a copy adds exactly the numbers that its primary adds."""
     town = Town(placed("server-0", "server-1"))
     town.push(0, form="bfloat16")
     (_, send), *_ = town.post
@@ -142,7 +145,7 @@ def test_a_step_goes_to_each_copy_once_however_many_slots_it_has() -> None:
     town = Town(placed("server-0", "server-1", "server-2", apply=Step(slots=8)))
     for slot in range(7):
         town.push(slot)
-        assert not town.post  # held here: there is nothing to replicate yet
+        assert not town.post  # held at the primary: nothing to replicate yet
     town.push(7)
     appends = [(send.to, send.message) for _, send in town.post]
     assert sorted(to for to, _ in appends) == ["server-1", "server-2"]
@@ -158,22 +161,22 @@ def test_a_copy_is_filled_while_the_owner_serves_and_then_has_the_changes_since(
     town = Town(placed("server-0"))
     town.push(0)
     town.become(placed("server-0", filling="server-2"))
-    town.push(1)  # nobody waits for who is being filled
+    town.push(1)  # nobody waits for a server that is being filled
     assert town.counted() == [1, 2]
     town.deliver()
     assert [type(one) for one in town.told] == [m.BackfillComplete]
-    town.push(2)  # from now on it is waited for, though no view says so yet
+    town.push(2)  # from now on it is required, though no view says so yet
     assert town.counted() == [1, 2]
     town.deliver()
     assert town.counted() == [1, 2, 3]
     assert len(town.digests()) == 1
 
 
-_PUSH = 256 + 4 * ROWS  # bytes that one waits with
+_PUSH = 256 + 4 * ROWS  # bytes of one waiting push
 
 
 def _resend(town: Town, *kinds: type[m.Message]) -> None:
-    """Time passes, until what was not acknowledged goes again; and is delivered."""
+    """Let time pass until unacknowledged messages are sent again, and deliver them."""
     for _ in range(10):
         town.now += SECOND
         for name, table_server in town.holdings.items():
@@ -182,7 +185,10 @@ def _resend(town: Town, *kinds: type[m.Message]) -> None:
 
 
 def test_what_waits_for_a_copy_has_a_bound_and_who_pushes_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Back-pressure and no loss: the client is told to come again, and all is counted once when the copy is back."""
+    """The client gets back-pressure, and nothing is lost.
+
+    It is asked to send again, and every push is counted once when the copy is back.
+    """
     monkeypatch.setattr(limits, "COPIES_HELD", 10 * _PUSH)
     town = Town(placed("server-0", "server-1"))
     for number in range(100):  # nothing is delivered
@@ -192,7 +198,7 @@ def test_what_waits_for_a_copy_has_a_bound_and_who_pushes_waits(monkeypatch: pyt
     assert busy == list(range(12, 101))
     assert link.queued_bytes == 11 * _PUSH
     assert all("server-1" in answer.why for answer in town.answers if isinstance(answer, m.Busy))
-    for number in range(11, 100):  # it is back: those who were sent away come again
+    for number in range(11, 100):  # it is back: the refused pushes are sent again
         town.deliver()
         town.push(number)
     town.deliver()
@@ -202,9 +208,9 @@ def test_what_waits_for_a_copy_has_a_bound_and_who_pushes_waits(monkeypatch: pyt
 
 
 def test_what_a_server_that_is_being_filled_keeps_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its image takes long, and pushes go on: past the bound they are told to come again."""
+    """Its image takes long, and pushes go on: beyond the bound they are answered as busy."""
     monkeypatch.setattr(limits, "COPIES_HELD", 10 * _PUSH)
-    monkeypatch.setattr(limits, "FILL_BYTES", 1)  # a row is a piece
+    monkeypatch.setattr(limits, "FILL_BYTES", 1)  # one row per piece
     town = Town(placed("server-0"))
     town.become(placed("server-0", filling="server-2"))
     first = town.post.popleft()
@@ -275,21 +281,21 @@ def test_a_table_that_one_first_hears_of_while_a_copy_is_to_be_filled_is_filled_
 def test_a_fill_is_over_when_the_set_changes() -> None:
     town = Town(placed("server-0"))
     town.become(placed("server-0", filling="server-2", epoch=2))
-    town.become(placed("server-0", "server-1", epoch=3))  # not how it comes about, but all that matters here
+    # Not what a coordinator would do, but enough for this test.
+    town.become(placed("server-0", "server-1", epoch=3))
     town.deliver(m.BackfillPiece, m.BackfillReceived)
     assert not town.told
     assert town.holdings["server-2"].status(m.TableStatusRequest(1, 1, town.view)).facts["copies"] == 0
 
 
 def test_the_coordinator_hears_of_a_copy_when_it_has_all_that_was_counted() -> None:
-    """Otherwise it is promoted, if the owner dies now, without a push that was acknowledged (P1)."""
+    """Otherwise it could be promoted without an acknowledged push if the primary dies now (P1)."""
     town = Town(placed("server-0"))
     town.become(placed("server-0", filling="server-2"))
     town.push(0)
     assert town.counted() == [1]
-    town.deliver(
-        m.BackfillPiece, m.BackfillReceived
-    )  # the change is late: it was lost on the way, or more than four are before it
+    # The change is late: it was lost, or more than four are ahead of it.
+    town.deliver(m.BackfillPiece, m.BackfillReceived)
     assert not town.told
     town.deliver()
     assert [type(one) for one in town.told] == [m.BackfillComplete]
@@ -299,7 +305,10 @@ MANY, ONE = np.arange(20, dtype=np.uint64), np.array([3], np.uint64)
 
 
 def copy_and_changes() -> tuple[Backup, list[tuple[m.ReplicatedChange, KeyValues]]]:
-    """A copy to which little is done at once, and two changes: the first takes long, and the second undoes some of it."""
+    """Returns a copy that computes little inline, and two changes.
+
+    The first takes long, and the second overwrites a part of it.
+    """
     spec = Sparse(keys=100, update=Assign())
     follow = Backup(1, spec, "server-0", 1, lambda segment: KeyRange(0, 100), inline=4)
     follow.begin(SegmentState(1, spec, [(0, KeyRange(0, 100))]))
@@ -315,7 +324,10 @@ def append(follow: Backup, changes: list[tuple[m.ReplicatedChange, KeyValues]]) 
 
 
 def done(follow: Backup, outcome: HandlerResult) -> None:
-    """Both changes, in their order, and by one computation: whatever else waits for it waits once."""
+    """Both changes are made in order, by one computation.
+
+    Everything else that waits for it waits once.
+    """
     (work,) = outcome.computations
     work.function()
     assert work.then(0) == HandlerResult()
@@ -324,7 +336,7 @@ def done(follow: Backup, outcome: HandlerResult) -> None:
 
 
 def test_a_copy_makes_changes_in_the_order_of_the_log_also_if_the_first_takes_long() -> None:
-    """What takes long is done elsewhere: what follows must not be made before it."""
+    """A long change runs on another thread: the next one must not be made before it."""
     follow, changes = copy_and_changes()
     done(follow, append(follow, changes))
 
@@ -336,7 +348,10 @@ def test_a_copy_makes_changes_in_the_order_of_the_log_also_if_the_second_came_fi
 
 
 def test_a_push_that_came_in_two_parts_of_which_one_went_elsewhere_is_made() -> None:
-    """The part that is left is made; the other one stays in the log without segments, and nothing waits for it."""
+    """The part that is left is made.
+
+    The other part stays in the log without segments, and nothing waits for it.
+    """
     log = ReplicationLog(1, 1)
     for segments in ([True, False], [False, True]):
         change = m.ReplicatedChange(0, "push", stream=0, number=7)

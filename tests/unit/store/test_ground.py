@@ -1,4 +1,8 @@
-"""Segments come and go on one storage: what stays is not touched, what goes is given back, what comes lies where it will be read."""
+"""Segments are added and removed on one storage.
+
+Segments that stay are not touched, removed ones are freed, and new ones lie where they will be
+read.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ def ranges(*bounds: tuple[int, int]) -> list[KeyRange]:
 
 
 def some(spec: tables.Table, segments: list[KeyRange]) -> ServerTable:
-    """A table in which the weight of a key is its number."""
+    """Returns a table in which the weight of a key is the key."""
     table = ServerTable(spec, segments)
     keys = np.concatenate([np.arange(one.start, one.stop, dtype=np.uint64) for one in segments])
     table.push(keys, keys.astype(np.float32).reshape(-1, 1))
@@ -167,7 +171,7 @@ def test_a_segment_goes_from_one_ground_to_the_other_beside_it_as_it_lies() -> N
     rows, _ = copies.image(KeyRange(40, 60), copy=False)
     own.storage.place(KeyRange(40, 60), 0, rows, None)
     assert np.shares_memory(own.image(0, copy=False)[0], rows)
-    copies.set_segments(tuple(ranges((0, 20))))  # who had it before gives nothing back
+    copies.set_segments(tuple(ranges((0, 20))))  # its earlier holder frees nothing
     assert own.pull(np.array([40, 59], np.uint64)).ravel().tolist() == [2, 2]
 
 
@@ -187,7 +191,7 @@ def test_of_holders_that_are_over_nothing_is_kept() -> None:
     spec = tables.Dense(rows=100)
     own = storage_for(spec, ranges((0, 20)))
     assert isinstance(own, DenseRows)
-    for _ in range(50):  # servers that come, hand over a segment, and are gone
+    for _ in range(50):  # servers that join, hand over a segment, and leave
         copies = storage_for(spec, ranges((40, 60)), own)
         storage_for(spec, (), copies).place(KeyRange(40, 60), 0, copies.image(KeyRange(40, 60), copy=False)[0], None)
         own.set_segments(tuple(ranges((0, 20), (40, 60))))

@@ -1,4 +1,7 @@
-"""Segments that change hands, on servers that take the new view one after the other: what each of them may then say (F13, S1-22 to S1-24)."""
+"""Segments move between servers that apply the new view one after the other.
+
+What each of them may answer then (F13, S1-22 to S1-24).
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,20 @@ from shoal.wire.effects import Effect, Send
 
 ANN = 9
 SERVERS = {"a": 1, "b": 2, "x": 3, "y": 4}
-ROWS = 8  # of two segments
+ROWS = 8  # in two segments
 DENSE, SPARSE = Dense(rows=ROWS, update=Sum()), Sparse(keys=ROWS, update=Sum())
 STEPS = Dense(rows=ROWS, update=Sum(), apply=Step(slots=1))
 
 
 def placed(spec: Table, *places: str | m.Replicas) -> m.TablePlaces:
-    """A table of two segments: each as its servers' names, the first of them its primary."""
+    """A table of two segments; each is given by its servers' names, primary first."""
     made = [one if isinstance(one, m.Replicas) else m.Replicas(1, list(one), since=1) for one in places]
     return m.TablePlaces(1, "w", spec, [0, ROWS // 2], made)
 
 
 @dataclass
 class Town:
-    """Servers that hold a table. Messages between them wait until somebody delivers them."""
+    """Servers that hold a table; messages between them wait until they are delivered."""
 
     table: m.TablePlaces
     now: int = 0
@@ -53,7 +56,7 @@ class Town:
             table_server.set_members({}, {ANN: "ann"})
 
     def next_view(self, table: m.TablePlaces) -> None:
-        """There is one; nobody has it yet."""
+        """Make the next view; no server has it yet."""
         self.view, self.table = self.view + 1, table
 
     def takes(self, *names: str) -> None:
@@ -89,7 +92,7 @@ class Town:
                 self.post.append((sender, effect))
 
     def deliver(self, *to: str) -> None:
-        """Deliver what is under way, and what follows from it; to these servers only, if any are named."""
+        """Deliver messages in flight and their effects; only to these servers, if named."""
         held: list[tuple[str, Send]] = []
         while self.post:
             sender, send = self.post.popleft()
@@ -106,7 +109,7 @@ class Town:
             self.carry_out(name, self.holdings[name].tick(self.now, False))
 
     def settle(self) -> None:
-        """Time passes, and whatever was refused or lost comes again."""
+        """Let time pass: everything that was refused or lost is sent again."""
         for _ in range(20):
             self.deliver()
             self.now += SECOND // 4
@@ -116,7 +119,7 @@ class Town:
         return [answer.request for answer in self.answers if isinstance(answer, m.Counted)]
 
     def values(self, segment: int) -> dict[str, float]:
-        """The first row of a segment, wherever there is one."""
+        """Returns the first row of a segment, for each server that has it."""
         found = {}
         for name, table_server in self.holdings.items():
             parts = [table_server.primary, *(follow.state for follow in table_server.backups.by_primary.values())]
@@ -135,7 +138,7 @@ class Town:
 
 
 def moving(spec: Table, first: str, second: str, filling: str = "b", instead: str = "a") -> m.TablePlaces:
-    """The second segment is on its way."""
+    """The second segment is being moved."""
     return placed(spec, first, m.Replicas(1, list(second), filling=filling, since=1, instead=instead))
 
 
@@ -144,7 +147,7 @@ def handed(spec: Table, first: str, second: str, view: int) -> m.TablePlaces:
     return placed(spec, first, m.Replicas(view, list(second), since=view))
 
 
-# ---------------------------------------------------------------- to a newcomer
+# ---------------------------------------------------------------- to a new server
 
 
 @pytest.mark.parametrize("spec", [DENSE, SPARSE, STEPS], ids=["dense", "sparse", "steps"])
@@ -154,10 +157,10 @@ def test_a_segment_changes_hands_with_all_that_was_counted(spec: Table, others: 
     town.push(0)
     town.deliver()
     town.become(moving(spec, "a" + others, "a" + others))
-    town.push(1)  # while it is copied
+    town.push(1)  # during the backfill
     town.deliver()
     assert any(isinstance(one, m.BackfillComplete) for one in town.told)
-    town.push(2)  # while the coordinator makes up its mind
+    town.push(2)  # before the coordinator decides
     town.deliver()
     town.become(handed(spec, "a" + others, "b" + others, town.view + 1))
     town.settle()
@@ -189,7 +192,10 @@ def test_a_segment_that_stays_remembers_which_keys_came_how_often_and_one_that_m
 
 
 def test_what_comes_again_is_not_counted_again_by_the_next_owner() -> None:
-    """The ledger moves with the rows: a push whose answer was lost is sent to whoever has the segment now."""
+    """The ledger moves with the rows.
+
+    A push whose response was lost is sent again, to the server that has the segment now.
+    """
     town = Town(placed(DENSE, "a", "a"))
     town.push(0)
     town.become(moving(DENSE, "a", "a"))
@@ -207,18 +213,18 @@ def test_an_owner_that_has_not_heard_of_it_counts_nothing_more() -> None:
     town.deliver()
     town.next_view(handed(DENSE, "a", "b", 3))
     town.takes("b")
-    town.push(0)  # at the one that it was
+    town.push(0)  # to the former primary
     town.settle()
-    assert not town.counted()  # b refuses what a says of its segment
-    assert town.opened() == [[1]]  # it has waited long enough for a
+    assert not town.counted()  # b refuses a's changes to its segment
+    assert town.opened() == [[1]]  # b has waited long enough for a
     town.takes("a")
     town.settle()
-    assert town.values(1) == {"b": 0.0}  # who asked asks again, by the new view
+    assert town.values(1) == {"b": 0.0}  # the client asks again, by the new view
     assert town.values(0) == {"a": 1.0}
 
 
 def test_nothing_is_served_before_the_former_owner_has_let_go() -> None:
-    """Else one who still goes by the old view reads there what another has overtaken here."""
+    """Otherwise a client with the old view would read outdated values at the former primary."""
     town = Town(placed(DENSE, "ax", "ax"))
     town.become(moving(DENSE, "ax", "ax"))
     town.deliver()
@@ -235,13 +241,13 @@ def test_nothing_is_served_before_the_former_owner_has_let_go() -> None:
 
 @pytest.mark.parametrize("spec", [DENSE, STEPS], ids=["each", "steps"])
 def test_what_waits_for_a_copy_is_cut_to_what_is_left_and_the_rest_goes_on(spec: Table) -> None:
-    """Otherwise the copies refuse it for ever, with all that comes after it."""
+    """Otherwise the copies would refuse it for ever, with everything after it."""
     town = Town(placed(spec, "ax", "ax"))
     town.become(moving(spec, "ax", "ax"))
     town.deliver()
     town.next_view(handed(spec, "ax", "bx", 3))
     town.takes("b", "x")
-    town.push(0)  # of both segments: x and b refuse it, since one of them is b's
+    town.push(0)  # for both segments: x and b refuse it, since one of them is b's
     town.deliver()
     town.takes("a")
     town.settle()
@@ -254,12 +260,15 @@ def test_what_waits_for_a_copy_is_cut_to_what_is_left_and_the_rest_goes_on(spec:
 
 
 def test_a_change_that_one_copy_has_and_another_has_not_is_levelled_though_their_former_primary_goes_on() -> None:
-    """Its log goes on with other segments, and what is acknowledged of that says nothing about the one it gave away."""
+    """The former primary's log goes on with other segments.
+
+    Acknowledgements in that log say nothing about the segment that it gave away.
+    """
     town = Town(placed(DENSE, "ax", "ax"))
     town.become(moving(DENSE, "ax", "ax"))
     town.deliver()
     town.push(0)
-    town.deliver("b")  # the newcomer has it, x has not
+    town.deliver("b")  # the new server has it, x has not
     town.post.clear()
     town.next_view(handed(DENSE, "ax", "bx", 3))
     town.takes("x", "a")
@@ -268,7 +277,7 @@ def test_a_change_that_one_copy_has_and_another_has_not_is_levelled_though_their
     town.tick("a")
     town.deliver("x", "a")  # x follows a's log further, without the segment
     town.next_view(town.table)
-    town.takes("x")  # another view, for whatever reason
+    town.takes("x")  # another view, for any reason
     town.takes("a", "b")
     town.settle()
     assert town.opened() == [[1]]
@@ -280,29 +289,35 @@ def test_a_change_that_one_copy_has_and_another_has_not_is_levelled_though_their
 def test_what_was_done_to_a_segment_on_its_way_is_not_skipped_because_another_one_is_followed_from_later_on(
     spec: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is being filled, and cut off, is brought level in another segment by the same primary, at a later number of its log."""
+    """A server that is being filled is cut off from its primary.
+
+    The same primary levels it in another segment, at a later number of its log.
+    """
     monkeypatch.setattr(limits, "FILL_BYTES", 24)  # a segment is two pieces
     on_its_way = m.Replicas(1, ["a"], filling="b", since=1)
     town = Town(placed(spec, on_its_way, "xab"))
-    town.post = deque(list(town.post)[:1])  # of two pieces one comes
+    town.post = deque(list(town.post)[:1])  # one of two pieces arrives
     town.deliver()
     town.post.clear()
     for number in range(3):
         town.push(number, "a", [0], floor=number)
-        town.post.clear()  # it is cut off
+        town.post.clear()  # b is cut off
     town.become(placed(spec, on_its_way, m.Replicas(2, ["a", "b"], since=2)))
     town.settle()
     assert town.opened() == [[1]] and any(isinstance(one, m.BackfillComplete) for one in town.told)
     assert town.values(0) == {"a": 3.0, "b": 3.0} and len(town.digests(0)) == 1
-    assert (
-        len(town.digests(1)) == 1
-    )  # that numbers were over in the first said nothing about the second, on either side
+    # Numbers below the floor in the first segment said nothing about the second, on either side.
+    assert len(town.digests(1)) == 1
 
 
 def test_what_is_over_in_other_segments_of_a_former_primary_says_nothing_about_those_it_gave_away() -> None:
-    """All copies of a segment know the same of a stream, though its former primary goes on with others."""
+    """All copies of a segment know the same about a stream.
+
+    Its former primary goes on with other segments.
+    """
     town = Town(placed(DENSE, "ax", "axy"))
-    town.become(placed(DENSE, "ax", m.Replicas(2, ["y", "x"], since=2)))  # y has to wait for a word of x
+    # Y must wait for a message of x.
+    town.become(placed(DENSE, "ax", m.Replicas(2, ["y", "x"], since=2)))
     for number in range(4):
         town.push(number, "a", [0], floor=number)
         town.deliver("a", "x")
@@ -313,9 +328,8 @@ def test_what_is_over_in_other_segments_of_a_former_primary_says_nothing_about_t
 
 def test_a_pull_that_need_not_wait_any_more_by_the_very_view_that_takes_a_segment_away_is_asked_again() -> None:
     waits = Dense(rows=ROWS, update=Sum(), apply=Step(slots=1), max_delay=0)
-    table_server = TableServer(
-        "a", SERVERS["a"], placed(waits, "ab", "ab"), inline=0
-    )  # every read is a work of its own
+    # Every read is a separate computation.
+    table_server = TableServer("a", SERVERS["a"], placed(waits, "ab", "ab"), inline=0)
     table_server.set_up(SERVERS, None)
     table_server.apply_placement(0, table_server.placed, SERVERS, 1)
     table_server.set_members({ANN: "ann"}, {ANN: "ann"})
@@ -339,7 +353,10 @@ def answer(outcome: HandlerResult) -> m.Message:
 
 
 def test_an_owner_opens_though_there_is_another_view_with_every_message() -> None:
-    """What was asked and answered by one view is not asked again by the next, if that says nothing new of it."""
+    """What was asked and answered in one view is not asked again in the next.
+
+    That holds if the next view says nothing new about it.
+    """
     town = Town(placed(DENSE, "ax", "axy"))
     town.push(0)
     town.deliver("y", "a")  # y has it, x has not
@@ -386,7 +403,7 @@ def test_an_owner_whose_last_segment_went_may_have_others_later() -> None:
     assert town.counted()[-1] == 2 and len(set(town.values(1).values())) == 1 and len(town.digests(1)) == 1
 
 
-# ---------------------------------------------------------------- fills that stop
+# ---------------------------------------------------------------- fills that are stopped
 
 
 def test_nobody_is_waited_for_any_more_when_its_fill_was_given_up() -> None:
@@ -400,7 +417,7 @@ def test_nobody_is_waited_for_any_more_when_its_fill_was_given_up() -> None:
 
 
 def test_one_that_was_told_of_as_full_is_waited_for_whatever_else_it_is_to_be_filled_with() -> None:
-    """The coordinator may have made it the owner already."""
+    """The coordinator may have made it the primary already."""
     town = Town(placed(DENSE, "a", "a"))
     town.become(moving(DENSE, "a", "a"))
     town.deliver()
@@ -421,7 +438,7 @@ def test_who_is_filled_and_silent_is_told_of() -> None:
     assert any(isinstance(one, m.Shrink) and one.server == "b" for one in town.told)
 
 
-# ---------------------------------------------------------------- members that change places
+# ---------------------------------------------------------------- replicas that swap roles
 
 
 @pytest.mark.parametrize("spec", [DENSE, SPARSE, STEPS], ids=["dense", "sparse", "steps"])
@@ -444,7 +461,7 @@ def test_an_owner_and_its_backup_change_places_and_nothing_is_copied(spec: Table
 def test_what_only_the_backup_has_is_there_when_it_is_the_owner() -> None:
     town = Town(placed(DENSE, "ax", "ax"))
     town.push(0)
-    town.deliver("x")  # a has not heard that x has it
+    town.deliver("x")  # a does not know that x has it
     town.post.clear()
     town.become(handed(DENSE, "ax", "xa", 2))
     town.settle()
@@ -452,7 +469,7 @@ def test_what_only_the_backup_has_is_there_when_it_is_the_owner() -> None:
 
 
 def test_an_owner_that_has_its_place_again_in_the_next_view_lacks_nothing_and_doubles_nothing() -> None:
-    """Also if the backup never saw the view between the two."""
+    """This also holds if the backup never saw the view between the two."""
     town = Town(placed(DENSE, "ax", "ax"))
     town.push(0)
     town.deliver("x")
@@ -463,7 +480,7 @@ def test_an_owner_that_has_its_place_again_in_the_next_view_lacks_nothing_and_do
     town.takes("a", "x", "b", "y")
     town.settle()
     assert town.opened() == [[1]]
-    town.push(0)  # Ann asks again
+    town.push(0)  # Ann sends it again
     town.settle()
     assert set(town.values(1).values()) == set(town.values(0).values()) == {1.0}
     town.push(1)
@@ -472,16 +489,17 @@ def test_an_owner_that_has_its_place_again_in_the_next_view_lacks_nothing_and_do
 
 
 def test_a_change_that_still_waits_for_a_copy_elsewhere_is_not_brought_again_to_a_segment_that_came_back() -> None:
-    """A segment goes, comes back and goes again, while the log that it came with waits for a copy of another segment.
+    """A segment moves away, back and away again, while its log waits for another copy.
 
-    The change is in the segment when it comes back. So its owner may not say, when it is deposed again, that its copy has no more than what
-    the log has carried out: the next owner would bring it the change a second time.
+    That copy is of another segment. The change is in the segment when it moves back. So its
+    primary, when it is deposed again, may not say that its copy has only what the log has carried
+    out: the next primary would send it the change a second time.
     """
     town = Town(placed(DENSE, "ay", "a"))
     town.become(moving(DENSE, "ay", "a"))
     town.deliver("a", "b")
     town.push(0)
-    town.deliver("a", "b")  # y is cut off from here on: the push is in the log of a, and not carried out
+    town.deliver("a", "b")  # y is cut off from here on: the push is in a's log, and not carried out
     assert not town.counted() and town.holdings["a"].log.applied == 0
     for view, place in [
         (3, m.Replicas(3, ["b"], since=3)),
@@ -495,18 +513,18 @@ def test_a_change_that_still_waits_for_a_copy_elsewhere_is_not_brought_again_to_
         town.deliver("a", "b")
     assert town.opened() == [[1], [1], [1]] and town.holdings["a"].log.applied == 0
     assert town.values(1) == {"a": 1.0, "b": 1.0} and len(town.digests(1)) == 1
-    town.settle()  # y is there again
+    town.settle()  # y is reachable again
     assert town.values(0) == {"a": 1.0, "y": 1.0} and town.values(1) == {"a": 1.0, "b": 1.0}
 
 
 def on_its_way(segment_0: str = "x", segment_1: str = "") -> m.TablePlaces:
-    """Both segments are a's; each is on its way to who is named, or stays."""
+    """Server a holds both segments; each is being moved to the named server, or stays."""
     to = [m.Replicas(1, ["a"], filling=one, since=1, instead="a" if one else "") for one in (segment_0, segment_1)]
     return placed(DENSE, *to)
 
 
 def deposed(town: Town) -> None:
-    """X is primary of the first segment and knows it; a does not yet, and is pushed to."""
+    """x is primary of the first segment and knows it; a does not know yet, and gets a push."""
     before = town.view
     town.next_view(placed(DENSE, m.Replicas(2, ["x"], since=town.view + 1), "a"))
     town.takes("x")
@@ -520,17 +538,18 @@ def test_a_view_that_comes_before_the_coordinator_is_told_lets_nothing_be_counte
     town.become(on_its_way())
     town.deliver("x")
     town.push(0)  # x is not required yet
-    town.deliver("a")  # x is full, and has not acknowledged this push: the coordinator is not told yet
+    # X is full, and has not acknowledged this push: the coordinator is not informed yet.
+    town.deliver("a")
     assert town.counted() == [1] and not town.told
     town.become(on_its_way(segment_1="y"))
     town.deliver("x", "a")
     assert [type(one) for one in town.told] == [m.BackfillComplete]
     deposed(town)
-    assert town.counted() == [1]  # push 1 is not: what a alone has, x will never have
+    assert town.counted() == [1]  # push 1 is not counted: only a has it, and x will never have it
     town.takes("a", "b", "y")
     town.settle()
     assert town.values(0)["x"] == 1
-    town.push(1, "x", segments=(0,))  # ann asks again
+    town.push(1, "x", segments=(0,))  # ann sends it again
     assert town.counted() == [1, 2] and town.values(0)["x"] == 2
 
 
@@ -538,19 +557,22 @@ def test_who_is_full_because_it_gets_no_more_is_required_before_the_coordinator_
     town = Town(placed(DENSE, "a", "a"))
     town.become(on_its_way(segment_1="x"))
     town.deliver("x")
-    town.deliver("a")  # the first is there, the second on its way
-    town.become(on_its_way())  # which is called off
+    town.deliver("a")  # the first segment is there, the second is being sent
+    town.become(on_its_way())  # which is cancelled
     town.tick("a")
     assert [one.segments for one in town.told if isinstance(one, m.BackfillComplete)] == [[0]]
     deposed(town)
     assert town.counted() == []
 
 
-# ---------------------------------------------------------------- what is no push
+# ---------------------------------------------------------------- changes that are not pushes
 
 
 def with_ann() -> Town:
-    """Ann is a worker: she has clocks. The first segment is a's, backed by y; the second is x's, backed by a."""
+    """Ann is a worker and has clocks.
+
+    Server a is primary of the first segment with backup y, and x of the second with backup a.
+    """
     town = Town(placed(DENSE, "ay", "xa"))
     for table_server in town.holdings.values():
         table_server.set_members({ANN: "ann"}, {ANN: "ann"})
@@ -571,7 +593,10 @@ def parks(town: Town, server: str = "a", request: int = 7) -> None:
 
 
 def test_who_enters_while_a_segment_opens_is_known_to_all_copies_of_it() -> None:
-    """Her enter waits for a copy of another segment; when it is made she has entered in all segments, also in the new one."""
+    """Her enter waits for a copy of another segment.
+
+    When it is carried out, she has entered all segments, also the new one.
+    """
     town = with_ann()
     enters(town)
     town.become(handed(DENSE, "ay", "ax", 2))
@@ -594,13 +619,17 @@ def test_a_segment_that_opens_says_once_who_came_and_who_went() -> None:
     to_x = [parcel.change.kind for parcel in town.holdings["a"].log.links["x"].queue]
     assert to_x == [] and town.holdings["a"].log.links["x"].acked == town.holdings["a"].log.seq
     to_y = [parcel.change.kind for parcel in town.holdings["a"].log.links["y"].queue]
-    assert to_y == ["park", "enter", "park"]  # what waited, and what the copies of the new one must hear as well
+    # What waited, and what the copies of the new segment need as well.
+    assert to_y == ["park", "enter", "park"]
     town.settle()
     assert len(town.digests(0)) == len(town.digests(1)) == 1
 
 
 def test_a_copy_whose_primary_changed_learns_of_a_park_with_other_segments_and_says_so_when_it_opens() -> None:
-    """Two segments of one primary: the second goes to its backup, and then she parks at the first, which that one still backs up."""
+    """Two segments have one primary, and the second moves to its backup.
+
+    Then Ann parks at the first segment, which that server still backs up.
+    """
     town = Town(placed(DENSE, "ax", "ax"))
     for table_server in town.holdings.values():
         table_server.set_members({ANN: "ann"}, {ANN: "ann"})
@@ -608,10 +637,10 @@ def test_a_copy_whose_primary_changed_learns_of_a_park_with_other_segments_and_s
     town.settle()
     town.next_view(handed(DENSE, "ax", "xa", 2))
     town.takes("a", "x")
-    held = list(town.post)  # nothing of the levelling is under way yet
+    held = list(town.post)  # levelling messages are held back
     town.post.clear()
     parks(town)
-    town.deliver()  # x has it: for both, since it knows of workers and not of their segments
+    town.deliver()  # x has it for both segments: it is recorded by worker, not by segment
     town.post.extend(held)
     town.settle()
     assert town.opened() == [[1]] and len(town.digests(1)) == 1
@@ -628,7 +657,10 @@ def test_who_entered_one_segment_only_has_entered_all_copies_of_all_when_they_ha
 
 
 def test_a_park_that_is_asked_for_again_goes_to_the_copies_once() -> None:
-    """While a copy is silent its worker asks again and again: what waits for the copy must not grow with that."""
+    """While a copy is silent, the worker asks again and again.
+
+    What waits for the copy must not grow with that.
+    """
     town = with_ann()
     enters(town)
     town.settle()
@@ -639,7 +671,7 @@ def test_a_park_that_is_asked_for_again_goes_to_the_copies_once() -> None:
     assert log.seq == seq + 1 and not any(isinstance(one, m.Done) for one in town.answers)
     town.settle()
     assert [one for one in town.answers if isinstance(one, m.Done)] == [m.Done(7)]
-    parks(town, request=8)  # the answer was lost, or another life of hers asks: all copies know it
+    parks(town, request=8)  # the response was lost, or another incarnation asks: all copies know it
     assert log.seq == seq + 1 and town.answers[-1] == m.Done(8)
 
 
@@ -649,14 +681,14 @@ def test_a_park_of_one_who_never_entered_a_table_is_told_to_no_copy() -> None:
     parks(town)
     assert town.holdings["a"].log.seq == 0 and town.answers == [m.Done(7)]
     enters(town)
-    parks(town)  # her enter waits for a copy: so does this
+    parks(town)  # her enter waits for a copy: so does this park
     assert town.holdings["a"].log.seq == 2 and town.answers == [m.Done(7)]
     town.settle()
     assert len(town.digests(0)) == 1 and town.answers[-1] == m.Done(7)
 
 
 def test_an_enter_that_is_asked_for_again_goes_to_the_copies_once() -> None:
-    """By another request: a view came between, and who asked was told to ask again."""
+    """The second enter is another request: after a new view the worker had to ask again."""
     town = with_ann()
     log = town.holdings["a"].log
     enters(town)
@@ -664,7 +696,7 @@ def test_an_enter_that_is_asked_for_again_goes_to_the_copies_once() -> None:
     assert log.seq == 1 and not town.answers
     town.settle()
     assert [one.request for one in town.answers if isinstance(one, m.Values)] == [4]
-    enters(town)  # the first of them is asked again: nothing has to wait any more
+    enters(town)  # the first request is repeated: it need not wait any more
     assert log.seq == 1
     assert [one.request for one in town.answers if isinstance(one, m.Values)] == [4, 1]
 
@@ -685,7 +717,10 @@ def test_a_park_that_waits_when_another_segment_opens_is_asked_for_again_and_ans
 
 
 def test_who_parks_is_not_told_so_because_a_segment_that_came_knows_it() -> None:
-    """The copies of the other segments do not know it yet: if one of them took over, it would wait for her."""
+    """The copies of the other segments do not know it yet.
+
+    If one of them took over, it would wait for her.
+    """
     town = with_ann()
     enters(town, "a")
     enters(town, "x")
@@ -694,7 +729,7 @@ def test_who_parks_is_not_told_so_because_a_segment_that_came_knows_it() -> None
     town.settle()
     town.answers.clear()
     town.become(handed(DENSE, "ay", "ax", 2))
-    town.deliver("a", "x")  # y is cut off: it has not heard that she is parked
+    town.deliver("a", "x")  # y is cut off: it does not know that she is parked
     assert town.opened() == [[1]]
     parks(town)
     town.deliver("a", "x")

@@ -1,4 +1,4 @@
-"""The vector clocks of a part: what a change ticks, and that they always fit a header."""
+"""A change ticks the vector clocks of its segments, and they always fit a header."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def test_a_list_of_keys_ticks_the_segments_it_went_to() -> None:
     part.record(m.ReplicatedChange(1, "push", incarnation=5), part.check.mask([2]), False, listed)
     both = KeyValues(np.array([3, 201], np.uint64), np.ones((2, 1), np.float32))
     part.record(m.ReplicatedChange(2, "push", incarnation=6), part.check.all_mask, True, both)
-    part.record(m.ReplicatedChange(3, "push", incarnation=7), part.check.all_mask, True, None)  # it has nothing for us
+    # It has no rows for us.
+    part.record(m.ReplicatedChange(3, "push", incarnation=7), part.check.all_mask, True, None)
     part.record(m.ReplicatedChange(4, "push", incarnation=5), part.check.all_mask, True, listed)
     assert clocks(part, KeyRange(0, 100)) == [(KeyRange(0, 100), VectorClock({6: 1}))]
     assert clocks(part, KeyRange(200, 300)) == [(KeyRange(200, 300), VectorClock({5: 2, 6: 1}))]
@@ -65,6 +66,7 @@ def test_the_clocks_of_all_segments_fit_one_header_however_many_there_are() -> N
     books = [part.books(segment) for segment in part.segments]
     assert len(msgspec.msgpack.encode(books)) < HEADER_BYTES // 2
     for segment, book in enumerate(books):
-        for start, stop, counts in book.events:  # what is told together knows all that happened there
+        # A merged range has a clock that includes everything that happened there.
+        for start, stop, counts in book.events:
             told = VectorClock(counts)
             assert all(clock <= told for _, clock in part.vector_clocks.read(KeyRange(start, stop))), segment

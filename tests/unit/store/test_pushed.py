@@ -1,4 +1,7 @@
-"""Rules that take several numbers for each weight: the same bits as the function itself, and block_proximal word for word."""
+"""Rules that take several numbers for each weight give the bits of their own function.
+
+block_proximal follows its definition word for word.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def registry() -> Any:
 
 
 def by_hand(rule: UpdateRule, rows: Values, gradients: Values, width: int, settings: Any) -> Values:
-    """What the function makes of rows of weights and state."""
+    """Returns the rows of weights and state that the function computes."""
     after = rows.copy()
     for row, gradient in zip(after, gradients, strict=True):
         for c in range(width):
@@ -77,7 +80,7 @@ def test_the_numbers_of_a_weight_stand_one_width_apart(given: Update, width: int
             table.push(keys, values)
     for table in tables:
         image, _ = table.image(0)
-        assert image.tobytes() == expected.tobytes()  # the sign of zeros, too
+        assert image.tobytes() == expected.tobytes()  # also the sign of zeros
         assert table.pull(keys).shape == (rows, width)
 
 
@@ -132,7 +135,10 @@ def step(weight: float, slope: float, curvature: float, **settings: float) -> fl
 
 
 def test_a_step_ends_where_model_and_penalty_are_least() -> None:
-    """Brute force over a fine grid: gradient (u - w) + curvature / (2 step) (u - w)^2 + l1 |u| (+ l2 in both)."""
+    """Brute force over a fine grid finds the same point.
+
+    It minimises gradient (u - w) + curvature / (2 step) (u - w)^2 + l1 |u| (+ l2 in both).
+    """
     grid = np.linspace(-8.0, 8.0, 160_001)
     draw = np.random.default_rng(0)
     for weight, slope, curvature, l1, l2 in draw.uniform([-2, -2, 0.5, 0, 0], [2, 2, 3, 2, 1], size=(50, 5)):
@@ -144,12 +150,13 @@ def test_a_step_ends_where_model_and_penalty_are_least() -> None:
 
 
 def test_a_zero_says_by_its_sign_whether_it_can_be_left_out() -> None:
-    assert math.copysign(1, step(0.0, 0.5, 1.0, l1=1.0, kkt=0.6)) == -1  # the gradient says that it stays 0
+    # By the gradient it stays 0.
+    assert math.copysign(1, step(0.0, 0.5, 1.0, l1=1.0, kkt=0.6)) == -1
     assert math.copysign(1, step(-0.0, 0.5, 1.0, l1=1.0, kkt=0.6)) == -1
-    assert math.copysign(1, step(0.0, 0.7, 1.0, l1=1.0, kkt=0.6)) == 1  # 0 as well, but not so surely
+    assert math.copysign(1, step(0.0, 0.7, 1.0, l1=1.0, kkt=0.6)) == 1  # also 0, but less certain
     assert math.copysign(1, step(0.3, 0.3, 1.0, l1=1.0, kkt=0.6)) == 1  # it has only just become 0
     assert math.copysign(1, step(0.0, 0.0, 1.0, l1=1.0)) == 1  # without kkt nothing is left out
-    assert math.copysign(1, step(-1e-60, 0.0, 1.0, l1=0.0)) == 1  # what float32 would round to -0
+    assert math.copysign(1, step(-1e-60, 0.0, 1.0, l1=0.0)) == 1  # float32 would round it to -0
 
 
 def test_a_weight_of_which_nothing_is_known_stays() -> None:
@@ -178,7 +185,7 @@ def test_the_rule_of_the_example_gives_the_bits_of_the_built_in_one(example: Mod
     ]
     for _ in range(5):
         values = draw.normal(size=(ROWS, 4)).astype(np.float32)
-        values[:, 2:] = np.abs(values[:, 2:]) * 10.0 ** draw.uniform(-40, 1)  # tiny curvatures, too
+        values[:, 2:] = np.abs(values[:, 2:]) * 10.0 ** draw.uniform(-40, 1)  # also tiny curvatures
         for table in both:
             table.push(keys, values)
     first, second = (table.image(0)[0] for table in both)

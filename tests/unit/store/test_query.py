@@ -1,4 +1,4 @@
-"""What a question is: how it is registered, refused, run over pieces, put together."""
+"""A question is registered, refused, run over pieces, and its results are joined."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_numba_compiles_a_question() -> None:
     assert made.ask(row_views(table, KeyRange(0, 100), 64), made.settings({})).numbers.tolist() == [56]
 
 
-# ---------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------- failures
 
 
 def broken(keys: Any, weights: Any, settings: Any) -> Any:
@@ -128,7 +128,7 @@ def leaving(keys: Any, weights: Any, settings: Any) -> Any:
 
 
 class Own(BaseException):
-    """What no `except Exception` catches."""
+    """An exception that no `except Exception` catches."""
 
 
 class Unprintable(Exception):
@@ -205,7 +205,8 @@ def test_a_function_that_does_wrong_is_refused_with_the_place_and_changes_nothin
     made = question()(function)
     table = ServerTable(Dense(rows=10, initial=Normal(1.0)), [KeyRange(0, 10)])
     before = table.pull(KeyRange(0, 10))
-    with ThreadPoolExecutor(1) as server, pytest.raises(Invalid) as refused:  # in the main thread Ctrl-C is the user's
+    # In the main thread Ctrl-C belongs to the user.
+    with ThreadPoolExecutor(1) as server, pytest.raises(Invalid) as refused:
         server.submit(made.ask, row_views(table, KeyRange(0, 10), 4), made.settings({})).result()
     assert said in str(refused.value)
     str(refused.value).encode()

@@ -1,4 +1,7 @@
-"""A primary and its backup change places: nothing is copied, nothing is lost, and nothing is counted twice."""
+"""A primary and its backup swap roles, and every push counts exactly once.
+
+Nothing is copied and nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tests.unit.store.test_copies import ANN, ROWS, SERVERS, Town, placed
 
 
 def swapped(table: m.TablePlaces, view: int, segments: list[int] | None = None) -> m.TablePlaces:
-    """The first two of these segments' sets in each other's places."""
+    """Swap the first two servers of these segments."""
     places = [
         replace(one, servers=[one.servers[1], one.servers[0], *one.servers[2:]], epoch=view, since=view)
         if segments is None or number in segments
@@ -29,7 +32,7 @@ def swapped(table: m.TablePlaces, view: int, segments: list[int] | None = None) 
 
 
 def push(town: Town, table: m.TablePlaces, number: int) -> None:
-    """Ann adds 1 to all rows, wherever they are served."""
+    """Ann adds 1 to all rows, at the servers that serve them."""
     for name, table_server in town.holdings.items():
         own = table_server.primary
         if own is None or table_server.opening or table_server.placed.places != table.places:
@@ -63,7 +66,7 @@ def settle(town: Town) -> None:
 
 
 def without(table: m.TablePlaces, view: int, asked: m.Shrink) -> m.TablePlaces:
-    """What the coordinator makes of that: who asked goes on without the other."""
+    """Returns the coordinator's decision: the server that asked goes on without the other."""
     asker = next(name for name, incarnation in SERVERS.items() if incarnation == asked.incarnation)
     places = [
         replace(one, servers=[name for name in one.servers if name != asked.server], epoch=view)
@@ -92,7 +95,7 @@ def test_who_was_primary_backs_up_with_what_it_has_and_nothing_is_filled() -> No
 def test_what_the_backup_had_and_the_primary_had_not_counted_yet_is_counted_once() -> None:
     town = Town(placed("server-0", "server-1"))
     push(town, town.table, 0)
-    town.deliver(m.Append)  # it is there, and the primary has not heard so
+    town.deliver(m.Append)  # the backup has it, and the primary does not know
     after = swapped(town.table, town.view + 1)
     town.become(after)
     settle(town)
@@ -149,7 +152,8 @@ def test_one_that_missed_a_split_and_two_swaps_does_not_take_the_old_log_for_the
     assert values(town) == [2] * ROWS and [len(one) for one in digests(town)] == [1, 1, 1]
 
 
-# The copies that the last primary is to be level with have the segment from another log than it: it goes on without them.
+# The copies that the last primary must be level with have the segment from another log than the
+# primary has: it goes on without them.
 OTHER_LOG = [("push", 0)] * 3 + [
     ("swap", 1),
     ("show", 0),
@@ -209,7 +213,8 @@ def test_whatever_the_order_of_swaps_and_splits_every_push_counts_once(story: li
     for name in ALL:
         show(name, max(tables))
     settle(town)
-    while any(one.opening for one in town.holdings.values()):  # somebody does not answer: the coordinator decides
+    # One does not answer: the coordinator decides.
+    while any(one.opening for one in town.holdings.values()):
         town.told.clear()
         while not any(isinstance(one, m.Shrink) for one in town.told):
             settle(town)
@@ -219,7 +224,7 @@ def test_whatever_the_order_of_swaps_and_splits_every_push_counts_once(story: li
         for name in ALL:
             show(name, newest + 1)
         settle(town)
-    for again in range(pushed):  # clients send all of it again, by the newest view
+    for again in range(pushed):  # clients resend everything, by the newest view
         push(town, tables[max(tables)], again)
     settle(town)
     assert values(town) == [pushed] * ROWS

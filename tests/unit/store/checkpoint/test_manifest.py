@@ -1,4 +1,7 @@
-"""A checkpoint either restores completely and verifies, or is refused by file and reason, and the one before is taken (F31, T10)."""
+"""A checkpoint restores completely and verifies, or is refused with file and reason.
+
+After a refusal the checkpoint before it is taken (F31, T10).
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ def image_of(table: SavedTable, segment: int, number: int = 1) -> SegmentImage:
 
 
 def save(root: Path, disk: Disk = DISK, group: str = "") -> Path:
-    """Both tables, as the next checkpoint."""
+    """Save both tables as the next checkpoint."""
     number = prepare(disk, root, group=group)
     folder = folder_of(root, number)
     written = [
@@ -87,7 +90,11 @@ def save(root: Path, disk: Disk = DISK, group: str = "") -> Path:
 
 
 def test_a_group_begins_with_no_checkpoint_but_its_own(tmp_path: Path) -> None:
-    """Servers read with their own rights: else it would have the model of a run that it may not read."""
+    """A group may start only from its own checkpoints.
+
+    Servers read with their own rights: otherwise a group would get the model of a run that it may
+    not read.
+    """
     root = tmp_path / "run" / "checkpoints"
     table = TablePlaces(9, f"b/{W.name}", W.spec, W.starts, [])
     for owner in ("", "a", "b"):
@@ -96,9 +103,8 @@ def test_a_group_begins_with_no_checkpoint_but_its_own(tmp_path: Path) -> None:
             with pytest.raises(BadCheckpoint, match="is no checkpoint of group 'b'"):
                 list(images(DISK, folder, table, [0]))
     assert len(list(images(DISK, folder, table, [0, 1]))) == 2
-    assert (
-        len(list(images(DISK, folder, TablePlaces(9, W.name, W.spec, W.starts, []), [0, 1]))) == 2
-    )  # the operator takes any
+    # The operator may use any checkpoint.
+    assert len(list(images(DISK, folder, TablePlaces(9, W.name, W.spec, W.starts, []), [0, 1]))) == 2
 
 
 @pytest.fixture
@@ -123,7 +129,7 @@ def same(one: SegmentImage, other: SegmentImage) -> bool:
 
 
 def test_a_group_s_checkpoint_whose_owner_cannot_be_read_is_passed_over(root: Path) -> None:
-    """Servers would not read it for the group: whoever takes the run up takes an earlier one."""
+    """Servers would not read it for the group, so a resumed run takes an earlier one."""
     folder = root / "00000002"
     finish(DISK, folder, msgspec.structs.replace(read_manifest(DISK, folder), group="ours"))
     (folder / OWNER).write_bytes(b"ours")
@@ -173,7 +179,8 @@ def test_the_library_reads_our_files_and_we_read_its_files(root: Path, tmp_path:
 
 def test_segments_that_are_empty_long_or_not_contiguous_are_saved_as_they_are(tmp_path: Path) -> None:
     spec = Dense(rows=1_500_000, update=Update("sum"))
-    long = np.arange(3_000_000, dtype=np.float32).reshape(-1, 2)[:, :1]  # six megabytes: several chunks
+    # Six megabytes: several chunks.
+    long = np.arange(3_000_000, dtype=np.float32).reshape(-1, 2)[:, :1]
     image = SegmentImage(0, KeyRange(0, 1_500_000), SegmentBooks(1), long)
     assert same(read_segment(DISK, tmp_path, write_segment(DISK, tmp_path, "a", 1, image), spec, image.keys), image)
     none = SegmentImage(0, KeyRange(5, 9), SegmentBooks(0), np.empty((0, 2), np.float32), np.empty(0, np.uint64))
@@ -203,7 +210,7 @@ def test_two_tables_never_share_a_file() -> None:
     assert file_name("table.v2", 8, 0) == "table.v2-0.safetensors"
 
 
-# ---------------------------------------------------------------- what is not what it was
+# ---------------------------------------------------------------- damaged checkpoints
 
 
 def edit(path: Path, change: Callable[[bytearray], Any]) -> None:
@@ -274,7 +281,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_taken(root: Path,
 
 def test_a_manifest_that_is_too_long_is_not_even_read(root: Path) -> None:
     with open(root / "00000002" / MANIFEST, "ab") as file:
-        file.truncate(limits.MANIFEST_BYTES + 1)  # a hole: no bytes on disk
+        file.truncate(limits.MANIFEST_BYTES + 1)  # a sparse file: the hole takes no disk space
     with pytest.raises(BadCheckpoint, match="at most 268,435,456 are allowed"):
         read_manifest(DISK, root / "00000002")
 
@@ -288,7 +295,7 @@ def test_every_bit_of_a_manifest_counts(root: Path) -> None:
             read_manifest(DISK, root / "00000002")
 
 
-# ---------------------------------------------------------------- what somebody made up, with hashes that are right
+# ---------------------------------------------------------------- forged, with correct hashes
 
 
 def forge(folder: Path, **changes: Any) -> None:
@@ -445,16 +452,15 @@ def test_a_manifest_that_is_not_whole_is_not_written(root: Path) -> None:
     assert DISK.names(folder_of(root, number)) == []
 
 
-# ---------------------------------------------------------------- which ones are kept
+# ---------------------------------------------------------------- which checkpoints are kept
 
 
 def test_the_last_three_and_the_best_are_kept_and_what_was_never_finished_goes(root: Path) -> None:
     assert mark_best(DISK, root, 1, 0.5) == mark_best(DISK, root, 2, 0.7) == BestCheckpoint(1, 0.5)
-    (root / "notes").mkdir()  # somebody else's
+    (root / "notes").mkdir()  # not a checkpoint
     unfinished = prepare(DISK, root)
-    assert (
-        unfinished == 3 and newest(DISK, root)[1] == []
-    )  # nothing was written yet: there is nothing to complain about
+    # Nothing was written yet, so nothing is reported.
+    assert unfinished == 3 and newest(DISK, root)[1] == []
     write_segment(DISK, folder_of(root, 3), "w", 3, image_of(W, 0))
     assert newest(DISK, root)[1][0].reason.startswith("is missing")
     for _ in range(4):
@@ -462,7 +468,8 @@ def test_the_last_three_and_the_best_are_kept_and_what_was_never_finished_goes(r
         prune(DISK, root)
     assert DISK.names(root) == ["00000001", "00000005", "00000006", "00000007", "best.json", "notes"]
     begun = prepare(DISK, root)
-    assert prune(DISK, root) == [] and begun == 8 and (root / "00000008").is_dir()  # it may be under way
+    # It may be under way.
+    assert prune(DISK, root) == [] and begun == 8 and (root / "00000008").is_dir()
     assert mark_best(DISK, root, 6, 0.25) == read_best(DISK, root) == BestCheckpoint(6, 0.25)
     assert prune(DISK, root) == [1]
 
@@ -478,7 +485,7 @@ def test_a_folder_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
     assert newest(DISK, tmp_path / "none") == (None, []) and prune(DISK, tmp_path / "none") == []
 
 
-# ---------------------------------------------------------------- disks that are full (F29)
+# ---------------------------------------------------------------- full disks (F29)
 
 FULL = """
 import json, resource, sys
@@ -533,8 +540,9 @@ def test_a_small_disk_that_fills_up_keeps_the_checkpoint_before(tmp_path: Path) 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     first, second, found, names = json.loads(ended.stdout)
-    assert first == [1, WHOLE] and second == ["No space left on device", ["w-0.safetensors"]]  # the second did not fit
-    assert found == [1, 0] and names == ["00000001", "00000002"]  # the second is empty
+    # The second did not fit.
+    assert first == [1, WHOLE] and second == ["No space left on device", ["w-0.safetensors"]]
+    assert found == [1, 0] and names == ["00000001", "00000002"]  # the second folder is empty
 
 
 def test_a_file_that_may_not_grow_keeps_the_checkpoint_before(tmp_path: Path) -> None:
@@ -543,13 +551,13 @@ def test_a_file_that_may_not_grow_keeps_the_checkpoint_before(tmp_path: Path) ->
     assert ended.returncode == 0, ended.stderr
     first, second, found, names = json.loads(ended.stdout)
     assert first == [1, WHOLE] and second == ["File too large", []]
-    assert found == [1, 0] and names == ["00000001", "00000002"]  # the second is empty
+    assert found == [1, 0] and names == ["00000001", "00000002"]  # the second folder is empty
 
 
 def test_a_device_that_is_always_full_is_told(tmp_path: Path) -> None:
     if not Path("/dev/full").is_char_device():
         pytest.skip("there is no /dev/full here")
-    with pytest.raises(FileExistsError):  # a file is a new one: nothing is written through what lies there
+    with pytest.raises(FileExistsError):  # only new files are written, never an existing one
         DISK.write(Path("/dev/full"), [b"1"])
     (tmp_path / "w-0.safetensors").symlink_to("/dev/full")
     with pytest.raises(FileExistsError):

@@ -1,4 +1,4 @@
-"""Weights that are given in a file."""
+"""A table may take its first weights from a file."""
 
 from __future__ import annotations
 

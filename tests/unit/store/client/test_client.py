@@ -1,4 +1,7 @@
-"""What a client sends for a call, in which order, and what becomes of the answers. The servers are played by hand."""
+"""Drives a client by hand, as its servers would.
+
+What it sends for a call, in which order, and what it does with the responses.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ TABLES: dict[str, Table] = {
 
 
 def view(number: int = 1, servers: Sequence[str] = (ANN, BOB), owners: Sequence[str] = (ANN, BOB)) -> m.View:
-    """Every table has two segments, by default the lower half with ann and the upper half with bob."""
+    """Every table has two segments: by default ann holds the lower half, bob the upper half."""
     members = [m.Member(name, 90 + i, "server", f"at {name}") for i, name in enumerate(servers)]
     tables = [
         m.TablePlaces(i, name, spec, [0, spec.span // 2], [m.Replicas(1, [owner] if owner else []) for owner in owners])
@@ -55,7 +58,7 @@ def view(number: int = 1, servers: Sequence[str] = (ANN, BOB), owners: Sequence[
 
 @dataclass
 class Desk:
-    """A client at its desk, and the letters that it sent."""
+    """A client, and the messages that it sent."""
 
     client: Client
     now: int = SECOND
@@ -98,7 +101,7 @@ def rows_of(letter: Send) -> list[float]:
     return letter.arrays[-1].tolist()
 
 
-# ---------------------------------------------------------------- lists that come again
+# ---------------------------------------------------------------- repeated key lists
 
 
 def test_a_list_is_sent_once_and_again_when_a_server_has_forgotten_it() -> None:
@@ -116,10 +119,10 @@ def test_a_list_is_sent_once_and_again_when_a_server_has_forgotten_it() -> None:
         second.message.request, False, second.message.number
     )  # fmt: skip
     assert keys_of(again) == [1, 2, 3, 4] and rows_of(again) == [1, 2, 3, 4]
-    assert not desk.answer(second, m.Forgot(second.message.request))  # said twice
+    assert not desk.answer(second, m.Forgot(second.message.request))  # a repeated response
     desk.now += DEFAULT.resend_most
     (resent,) = desk.carry(desk.client.tick(desk.now))
-    assert keys_of(resent) == [1, 2, 3, 4]  # what is sent again from now on has its keys
+    assert keys_of(resent) == [1, 2, 3, 4]  # resends contain the keys from now on
     desk.counted(again)
     assert task.done
 
@@ -291,7 +294,7 @@ def test_a_task_knows_which_versions_it_was_answered_from() -> None:
     assert [letter.message.read for letter in desk.submit()] == [[4], [6]]
     again = desk.client.pull("dense", [1])
     desk.values(desk.submit()[0], 1, versions=[9])
-    desk.client.push("dense", [1, 11], [1, 1], of=task)  # computed from the one before
+    desk.client.push("dense", [1, 11], [1, 1], of=task)  # computed from the first pull
     assert [letter.message.read for letter in desk.submit()] == [[4], [6]]
     desk.client.push("dense", [1, 11], [1, 1], of=again)
     assert [letter.message.read for letter in desk.submit()] == [[9], []]
@@ -385,7 +388,8 @@ def test_what_follows_a_failed_task_is_not_sent() -> None:
 def test_more_than_the_window_waits_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CLIENT_WINDOW", 30)
     desk = seated()
-    tasks = [desk.client.push("sparse", [key, key + 1], [1, 1]) for key in (1, 3, 5)]  # 24 bytes each
+    # 24 bytes each.
+    tasks = [desk.client.push("sparse", [key, key + 1], [1, 1]) for key in (1, 3, 5)]
     (one,) = desk.submit()
     assert tasks[1].waits_for == "room in the window"
     (three,) = desk.counted(one)
@@ -415,7 +419,7 @@ def test_what_a_server_holds_leaves_the_window(monkeypatch: pytest.MonkeyPatch) 
     desk.counted(one, two)
     desk.client.push("sparse", [5, 6], [1, 1])
     desk.client.push("sparse", [7, 8], [1, 1])
-    assert len(desk.submit()) == 1  # the books balance: one at a time again
+    assert len(desk.submit()) == 1  # the window is accounted correctly: one at a time again
 
 
 def test_busy_is_asked_again_when_it_said() -> None:
@@ -458,7 +462,7 @@ def test_nothing_is_sent_before_the_client_is_a_member() -> None:
         client.pull("dense", [1])
     client.take_view(SECOND, view(), 7)
     assert not task.done
-    assert client.dispatcher.inflight.requests  # it is on its way
+    assert client.dispatcher.inflight.requests  # the request is in flight
 
 
 @pytest.mark.parametrize("refreshed", [True, False])
@@ -469,20 +473,21 @@ def test_what_was_moved_is_sent_again_by_the_newer_view_under_the_same_number(re
     early, first, second = desk.submit()
     desk.counted(second)
     newer = view(2, owners=(BOB, BOB))
-    if not refreshed:  # the view was here before the answer
+    if not refreshed:  # the view arrived before the response
         desk.client.take_view(desk.now, newer, 7)
     moved = desk.answer(first, m.SegmentsMoved(first.message.request, 2))
     if refreshed:
         (refresh,) = moved
         assert (refresh.to, type(refresh.message)) == ("coordinator", m.Refresh)
-        moved = desk.client.take_view(desk.now, newer, 7)  # the view is enough, whenever the answer comes
+        # The view is enough, whenever the response arrives.
+        moved = desk.client.take_view(desk.now, newer, 7)
         assert desk.answer(refresh, m.Done(refresh.message.request)) == []
     (again,) = moved
     assert (again.to, keys_of(again), again.message.view) == (BOB, [1, 11], 2)
     for name in ("stream", "number"):
         assert getattr(again.message, name) == getattr(first.message, name)
     assert again.message.request != first.message.request
-    assert desk.counted(first) == []  # an answer to the first try means nothing now
+    assert desk.counted(first) == []  # a response to the first try has no effect now
     assert not task.done
     desk.counted(again, early)
     assert task.done
@@ -495,7 +500,7 @@ def test_what_is_sent_again_has_the_same_bits_though_the_caller_changed_his_arra
     assert [(letter.arrays[0].dtype, letter.message.form) for letter in (first, second)] == [
         (np.uint16, "bfloat16")
     ] * 2
-    values[:] = 7  # what is shortened is a copy
+    values[:] = 7  # the shortened values are a copy
     desk.now += 2 * DEFAULT.resend_first
     again = desk.carry(desk.client.tick(desk.now))
     assert [rows_of(letter) for letter in again] == [rows_of(first), rows_of(second)]
@@ -509,7 +514,7 @@ def test_an_answer_is_read_in_the_form_that_it_names() -> None:
     task = desk.client.pull("short", slice(8, 12))
     first, second = desk.submit()
     desk.answer(first, m.Values(first.message.request, 2, [0], form="bfloat16"), np.array([0x3F80, 0x4000], np.uint16))
-    desk.values(second, 3e38, 3.0)  # perhaps more than the form holds: it comes as it is
+    desk.values(second, 3e38, 3.0)  # maybe too large for the form: sent unshortened
     assert task.result().tolist() == [1.0, 2.0, np.float32(3e38), 3.0]
 
 
@@ -624,7 +629,7 @@ def test_stats_are_added_up_over_the_servers() -> None:
 
 
 def entered(desk: Desk, at: tuple[int, int] = (0, 0), table: str = "dense") -> Task:
-    """The worker's first pull, answered."""
+    """Make the worker's first pull, and answer it."""
     task = desk.client.pull(table, [1])
     first, second = desk.submit()
     desk.values(first, 0, entered=at[0])
@@ -642,7 +647,8 @@ def test_a_workers_first_pull_enters_it_at_every_server() -> None:
     desk.values(first, 0, entered=3)
     (third,) = desk.values(second, entered=5)
     assert not third.message.enter
-    assert (desk.client.session.clock, desk.client.session.floor) == (5, 5)  # the highest of what it was told
+    # The highest clock that a server returned.
+    assert (desk.client.session.clock, desk.client.session.floor) == (5, 5)
     assert (third.message.clock, third.message.entered) == (5, 5)
 
 
@@ -741,7 +747,7 @@ def test_parking_follows_what_is_under_way_and_begins_a_new_spell() -> None:
     parks = desk.counted(*pushes)
     assert [(one.to, one.message.spell) for one in parks] == [(ANN, 0), (BOB, 0)]
     back = desk.client.pull("dense", [1])
-    assert desk.submit() == []  # whoever comes back follows its going
+    assert desk.submit() == []  # a pull after a park waits for the park
     desk.answer(parks[0], m.Done(parks[0].message.request))
     first, second = desk.answer(parks[1], m.Done(parks[1].message.request))
     assert task.done
@@ -786,7 +792,7 @@ def test_a_fenced_worker_has_no_clock_any_more() -> None:
 def test_a_slot_tells_every_server_and_names_itself() -> None:
     desk = seated("worker")
     desk.client.push("steps", [1], [1], slot=(0, 5))
-    first, second = desk.submit()  # a step table has no clocks: nobody enters
+    first, second = desk.submit()  # a step table has no clocks: no enter
     for letter in (first, second):
         message = letter.message
         assert isinstance(message, m.Push)
@@ -799,7 +805,7 @@ def test_a_pull_for_a_slot_waits_for_its_step() -> None:
     desk.client.pull("steps", [1], slot=(0, 5))
     assert desk.submit()[0].message.clock == 2
     desk.client.push_pull("steps", [1], [1], slot=(0, 5))
-    assert desk.submit()[0].message.clock == 3  # what comes of its own step
+    assert desk.submit()[0].message.clock == 3  # the result of its own step
     with pytest.raises(Invalid, match="name a clock"):
         desk.client.pull("dense", [1], slot=(0, 1))
 
@@ -839,7 +845,7 @@ def test_a_large_push_goes_in_several_messages_with_one_number(monkeypatch: pyte
     assert task.done
 
 
-# ---------------------------------------------------------------- found by looking for trouble
+# ---------------------------------------------------------------- found by adversarial tests
 
 
 def test_a_park_that_one_server_never_answered_ends_the_spell_all_the_same() -> None:

@@ -1,4 +1,4 @@
-"""What a client sends again when segments change hands, and what it leaves as it is."""
+"""A client sends requests again when segments move, and leaves all others alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPEC = Sparse(keys=40, update=Update("sum"), max_delay=None)
 
 
 class Restless:
-    """An operation; while somebody looks at it, another thread makes a call ready."""
+    """An operation during whose inspection another thread adds a call to the queue."""
 
     def __init__(self, begun: int, queue: deque[Any]) -> None:
         self._begun, self._queue, self.resend = begun, queue, False
@@ -31,7 +31,11 @@ class Restless:
 
 
 def test_calls_that_other_threads_make_meanwhile_go_last_and_harm_nothing() -> None:
-    """Before, the thread that turns a client's loop in the background ended by "deque mutated during iteration"."""
+    """Calls of other threads do not break the dispatcher.
+
+    Before the fix, the background thread that runs a client's loop ended with "deque mutated
+    during iteration".
+    """
     queue: deque[Any] = deque()
     queue += [first := Restless(2, queue), second := Restless(3, queue), new := Restless(0, queue)]
     dispatcher = Client("me").dispatcher
@@ -41,7 +45,7 @@ def test_calls_that_other_threads_make_meanwhile_go_last_and_harm_nothing() -> N
 
 
 def view(number: int, owners: str, since: Sequence[int], servers: str = "abcd") -> m.View:
-    """A table in four parts of ten keys."""
+    """A view with one table in four segments of ten keys."""
     places = [m.Replicas(at, [owner], since=at) for owner, at in zip(owners, since, strict=True)]
     members = [m.Member(name, 90 + i, "server", "") for i, name in enumerate(servers)]
     return m.View(
@@ -92,7 +96,7 @@ def test_a_new_view_alone_sends_nothing_again() -> None:
     desk = Desk(FIRST)
     task, letters = desk.push(5, 15, 25, 35)
     assert desk.takes(view(2, "adbc", (1, 2, 1, 1))) == {}
-    desk.counts(*letters.values())  # what was counted before it changed hands is counted
+    desk.counts(*letters.values())  # what was counted before the move stays counted
     assert task.done and task.error is None
 
 
@@ -106,7 +110,7 @@ def test_only_what_was_refused_is_sent_again_to_those_who_have_it_now() -> None:
     assert {one.message.view for one in again.values()} == {2}
     assert {one.message.number for one in again.values()} == {letters["a"].message.number}
     desk.counts(again["a"], again["d"])
-    assert not task.done  # the letter to c is under way as it was
+    assert not task.done  # the message to c is still in flight
     desk.counts(letters["c"])
     assert task.done
 
@@ -114,10 +118,10 @@ def test_only_what_was_refused_is_sent_again_to_those_who_have_it_now() -> None:
 def test_an_heir_is_asked_for_all_it_has_and_what_it_gave_away_meanwhile_of_others() -> None:
     desk = Desk(FIRST)
     task, letters = desk.push(5, 15, 25, 35)
-    desk.takes(view(2, "abdc", (1, 2, 2, 1)))  # b has lost what it had, and got something of a
+    desk.takes(view(2, "abdc", (1, 2, 2, 1)))  # b lost its segment, and got one of a's
     again = desk.refuses(letters["a"], 2)
     assert keys(again) == {"a": [5], "b": [15], "d": [25]}
-    assert desk.refuses(letters["b"], 2) == {}  # it was given up
+    assert desk.refuses(letters["b"], 2) == {}  # that request was given up
     desk.counts(*again.values(), letters["c"])
     assert task.done
 
@@ -164,7 +168,7 @@ def test_what_was_begun_first_goes_first_when_all_is_sent_again() -> None:
     begun = [desk.push(key)[1]["b"] for key in (21, 22, 23)]
     (refresh,) = desk.refuses(begun[2], 2).values()
     assert isinstance(refresh.message, m.Refresh)
-    assert desk.refuses(begun[0], 2) == {}  # one question is enough for all
+    assert desk.refuses(begun[0], 2) == {}  # one Refresh is enough for all
     assert desk.refuses(begun[1], 2) == {}
     effects = desk.client.take_view(desk.now, view(2, "aadc", (1, 1, 2, 1)), 7)
     again = [one for one in effects if isinstance(one, Send)]

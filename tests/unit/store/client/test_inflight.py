@@ -1,4 +1,4 @@
-"""Messages that await an answer: again with back-off, within a budget, not for ever."""
+"""Unanswered messages are sent again: with back-off, within a budget, and not for ever."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START = 1_000 * SECOND
 
 
 def resends(flight: Inflight, since: int, until: int, every: int = 10 * MILLISECOND) -> list[int]:
-    """When something was sent again, in nanoseconds since ``since``, looking often."""
+    """Returns the times of resends, in nanoseconds since ``since``."""
     times = []
     for now in range(since, until + 1, every):
         sent, _ = flight.tick(now)
@@ -66,9 +66,8 @@ def test_nothing_is_sent_again_once_it_is_answered() -> None:
 def test_many_clients_do_not_knock_at_once() -> None:
     firsts = {one_letter(seed).requests[1].resend_at for seed in range(20)}
     assert len(firsts) == 20
-    assert (
-        one_letter(3).requests[1].resend_at == one_letter(3).requests[1].resend_at
-    )  # but each always at the same time
+    # But each client always at the same time.
+    assert one_letter(3).requests[1].resend_at == one_letter(3).requests[1].resend_at
 
 
 def test_what_is_held_is_not_sent_again_as_long_as_it_is_told_so() -> None:
@@ -77,7 +76,7 @@ def test_what_is_held_is_not_sent_again_as_long_as_it_is_told_so() -> None:
     for second in range(1, 60):
         now = START + second * SECOND
         assert flight.tick(now) == ([], [])
-        assert not flight.held(now, 1)  # no news
+        assert not flight.held(now, 1)  # no change
 
 
 def test_what_is_held_is_asked_again_after_three_missed_notices() -> None:
@@ -106,14 +105,14 @@ def test_what_a_busy_server_asked_for_again_is_not_paid_from_the_budget() -> Non
     flight = Inflight(0)
     for request in range(1, 61):
         flight.send(START, "ann", request, Refresh(request))
-    for second in range(20):  # twice as long as anybody is waited for without a sign
+    for second in range(20):  # twice as long as a silent server is waited for
         for now in range(START + second * SECOND, START + (second + 1) * SECOND, limits.BUSY_MOST):
             for request in range(1, 61):
                 flight.busy(now, request, limits.BUSY_RETRY)
             sent, silent = flight.tick(now + limits.BUSY_MOST)
             assert len(sent) == 60
             assert silent == []
-    assert flight.requests[1].wait <= 1.25 * DEFAULT.resend_first  # an answer that is lost is missed soon
+    assert flight.requests[1].wait <= 1.25 * DEFAULT.resend_first  # a lost response is noticed soon
 
 
 def test_who_is_busy_again_and_again_is_asked_less_and_less_often() -> None:
@@ -127,7 +126,7 @@ def test_who_is_busy_again_and_again_is_asked_less_and_less_often() -> None:
     gaps = [after - before for before, after in pairwise([START, *times])]
     assert gaps[:4] == [5 * MILLISECOND, 10 * MILLISECOND, 20 * MILLISECOND, 40 * MILLISECOND]
     assert max(gaps) == limits.BUSY_MOST
-    flight.held(now, 1)  # it has room for it by now
+    flight.held(now, 1)  # the server has room for it now
     flight.busy(now, 1, 5 * MILLISECOND)
     assert flight.requests[1].resend_at == now + 5 * MILLISECOND
 
@@ -188,11 +187,14 @@ def test_sending_earns_resends() -> None:
         flight.send(START + SECOND, "ann", request, Refresh(request))
         flight.done(request)
     later = START + SECOND + DEFAULT.resend_first
-    assert len(flight.tick(later)[0]) in (2, 3)  # thirty first sends, one in ten
+    assert len(flight.tick(later)[0]) in (2, 3)  # a tenth of thirty first sends
 
 
 def lost_at_once(flight: Inflight, count: int, answers: Callable[[int], bool]) -> tuple[int, int]:
-    """So many were lost on their way; who was asked answers what comes again, if ``answers`` says so. Unanswered ones, and when all were over."""
+    """Lose so many messages at once; answer those resends for which ``answers`` is true.
+
+    Returns how many were given up as unanswered, and when none was left.
+    """
     for request in range(1, count + 1):
         flight.send(START, "ann", request, Refresh(request))
     now, unanswered = START, 0
@@ -211,14 +213,20 @@ def lost_at_once(flight: Inflight, count: int, answers: Callable[[int], bool]) -
 
 
 def test_all_that_was_lost_at_once_comes_again_as_fast_as_it_is_answered() -> None:
-    """A thousand pushes, and a server that lives: before, 971 of them were called unanswered."""
+    """A thousand pushes are lost, and the server is alive.
+
+    Before the fix, 971 of them were given up as unanswered.
+    """
     unanswered, took = lost_at_once(Inflight(0), 1_000, lambda request: True)
     assert unanswered == 0
     assert took < 5 * SECOND
 
 
 def test_who_answers_others_is_not_silent_but_is_not_asked_for_ever() -> None:
-    """Every other letter gets an answer; those that get none are said four times before that is called so."""
+    """Every other message is answered.
+
+    Those without a response are sent four times before they are given up as unanswered.
+    """
     flight = Inflight(0)
     unanswered, took = lost_at_once(flight, 40, lambda request: request % 2 == 0)
     assert unanswered == 20
@@ -234,7 +242,7 @@ def test_never_more_than_ten_resends_wait_for_an_answer_beyond_one_a_second() ->
         sent, _ = flight.tick(now)
         waiting += [effect.message.request for effect in sent]  # type: ignore[union-attr]
         assert len(waiting) <= 10 + (now - START) // SECOND + 1
-        if now % (100 * MILLISECOND) == 0 and waiting:  # it is slow: ten a second
+        if now % (100 * MILLISECOND) == 0 and waiting:  # the server is slow: ten a second
             flight.answered(now, "ann", waiting[0])
             flight.done(waiting.pop(0))
 
@@ -250,7 +258,10 @@ def test_an_answer_of_another_earns_nothing() -> None:
 
 
 def test_time_in_which_we_slept_is_no_silence_of_others() -> None:
-    """A laptop's lid, Ctrl-Z, a machine that is overloaded: what was asked is asked again first."""
+    """This process was suspended: a closed laptop, Ctrl-Z, an overloaded machine.
+
+    Open requests are sent again before any server counts as silent.
+    """
     flight = one_letter()
     flight.tick(START + 10 * MILLISECOND)
     sent, silent = flight.tick(START + 60 * SECOND)

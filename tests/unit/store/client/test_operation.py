@@ -1,4 +1,7 @@
-"""A call at the client, its servers played by hand: whom it goes to, what it takes for an answer, and when it asks again."""
+"""Drives a call of a client by hand, as its servers would.
+
+Which servers it asks, which responses it accepts, and when it asks again.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def view(number: int, *owners: str, servers: tuple[str, ...] = (ANN, BOB)) -> m.
 
 
 class Desk:
-    """A client, and what it has sent."""
+    """A client, and the messages that it sent."""
 
     def __init__(self) -> None:
         self.client, self.now, self.sent = Client("eve"), SECOND, list[tuple[str, Any]]()
@@ -90,7 +93,7 @@ def test_a_call_whose_keys_have_moved_is_asked_again_of_all_by_the_newer_view() 
     (to, again) = desk.sent[-1]
     assert (to, again.view) == (ANN, 2)
     desk.answer(3, m.Called, numbers=[20.0])
-    assert task.result() == 20  # what ann said first is forgotten
+    assert task.result() == 20  # ann's first response is discarded
 
 
 def test_a_group_of_servers_that_lost_its_part_is_named() -> None:

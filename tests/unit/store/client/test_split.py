@@ -1,4 +1,4 @@
-"""One table's keys, split over its servers."""
+"""A table's keys are split over its servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from shoal.wire.messages import EVERYWHERE, Replicas, TablePlaces
 
 
 def layout(owners: str, keys_each: int = 10, spec: Table | None = None) -> Layout:
-    """A table whose segment i has ``keys_each`` keys and is held by the server named by letter i; a dot is nobody."""
+    """A table whose segment i has ``keys_each`` keys, on the server named by letter i.
+
+    A dot stands for no server.
+    """
     starts = [i * keys_each for i in range(len(owners))]
     places = [Replicas(1, [] if owner == "." else [owner, "backup"]) for owner in owners]
     return Layout(TablePlaces(7, "w", spec or Dense(rows=len(owners) * keys_each), starts, places))
@@ -90,10 +93,10 @@ def test_what_is_taken_can_be_put_back() -> None:
 
 
 def test_a_large_push_is_cut_between_segments() -> None:
-    row_bytes = FRAME_BYTES // 20  # twenty rows are a message
+    row_bytes = FRAME_BYTES // 20  # twenty rows fill a message
     shares = layout("ababaa").shares(KeyRange(0, 60), row_bytes, False)
     assert [(share.server, share.rows, share.first, share.last) for share in shares] == [
-        ("a", 20, 0, 4),  # segments 0 and 2, and all that is below 4
+        ("a", 20, 0, 4),  # rows of segments 0 and 2; covers all segments below 4
         ("a", 20, 4, EVERYWHERE),
         ("b", 20, 0, EVERYWHERE),
     ]
@@ -167,7 +170,7 @@ def test_a_layout_knows_the_placement_it_was_made_of() -> None:
 def test_who_holds_the_same_has_stayed_and_nobody_else() -> None:
     before, after = layout("abca"), layout("abba")
     assert after.change_since(before).unchanged == ("a",)
-    assert layout("abcab").change_since(before).unchanged == ()  # other segments
+    assert layout("abcab").change_since(before).unchanged == ()  # the segments differ
 
 
 def test_layouts_that_nobody_has_any_more_are_not_kept_by_those_that_came_after_them() -> None:

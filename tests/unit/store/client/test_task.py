@@ -1,4 +1,4 @@
-"""One push or pull in flight: done once, waited for in two ways."""
+"""A task is one push or pull in flight: finished once, awaited in two ways."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_whoever_waits_is_called_once_in_order() -> None:
     assert seen == []
     task.finish(3)
     task.finish(4)
-    task.then(lambda done: seen.append(("late", done.value)))  # at once
+    task.then(lambda done: seen.append(("late", done.value)))  # called at once
     assert seen == [("first", 3), ("second", 3), ("late", 3)]
 
 
@@ -45,7 +45,7 @@ def test_a_coroutine_yields_the_task_it_waits_for() -> None:
 
     running = story()
     assert running.send(None) is task
-    assert running.send(None) is task  # woken too early: it waits on
+    assert running.send(None) is task  # woken too early: it goes on waiting
     task.finish(41)
     with pytest.raises(StopIteration) as end:
         running.send(None)
@@ -91,7 +91,7 @@ def test_a_thread_waits_with_the_one_who_can_make_it_wait() -> None:
 
     task._waiter = wait
     assert task.result(timeout=2.5) == 9
-    assert task.result() == 9  # done: nobody is asked
+    assert task.result() == 9  # it is done: no wait
     assert asked == [2.5]
 
 

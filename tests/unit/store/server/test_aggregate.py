@@ -1,4 +1,4 @@
-"""A step's slots become one gradient: in slot order, whatever came first."""
+"""A step's slots become one gradient: in slot order, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sums(opened: OpenStep, mean: bool = False) -> dict[int, list[float]]:
 @pytest.mark.parametrize("by_range", [True, False])
 @pytest.mark.parametrize("mean", [True, False])
 def test_the_sum_is_the_same_bit_for_bit_in_any_order_of_arrival(by_range: bool, mean: bool) -> None:
-    # Numbers whose float64 sum depends on the order in which they are added.
+    # The float64 sum of these numbers depends on the order of addition.
     rows = [values(1e16, 0.1), values(3.3, 1e8), values(-1e16, 1e-8), values(0.7, -1e8)]
     keys: Keys | KeyRange = KeyRange(4, 6) if by_range else np.array([4, 9], np.uint64)
     seen = set()
@@ -66,7 +66,7 @@ def test_the_sum_is_the_same_bit_for_bit_in_any_order_of_arrival(by_range: bool,
 
 
 def test_slots_are_added_in_double_precision_and_rounded_once() -> None:
-    tiny = 2.0**-24  # too small to change 1 in float32, one at a time
+    tiny = 2.0**-24  # too small to change 1 in float32 if added one at a time
     assert sums(step_of(keyed([1], 1.0), keyed([1], tiny), keyed([1], tiny))) == {1: [1 + 2.0**-23]}
 
 
@@ -98,7 +98,7 @@ def test_a_step_of_void_slots_only_has_nothing_to_add() -> None:
 
 
 def test_the_last_step_of_a_pass_may_have_fewer_slots() -> None:
-    opened = OpenStep.of(3, 2, 1)  # slots_in said two, where others have eight
+    opened = OpenStep.of(3, 2, 1)  # two slots, where other steps have eight
     for slot in range(2):
         opened.add(slot, SlotPiece(np.ones(1, np.bool_), keyed([1], 6), void=False))
     assert opened.complete().all()
@@ -135,7 +135,7 @@ def test_a_segment_is_complete_when_every_slot_is_there_for_it() -> None:
     assert opened.missing() == [1]
     opened.add(1, SlotPiece(RIGHT, keyed([7], 1), void=False))
     assert opened.complete().tolist() == [False, True]
-    assert opened.missing() == [1]  # it is missing somewhere
+    assert opened.missing() == [1]  # missing in one of the segments
     opened.add(1, SlotPiece(LEFT, keyed([1], 2), void=False))
     assert opened.complete().tolist() == [True, True]
     assert opened.missing() == []
@@ -155,7 +155,8 @@ def test_finite_slots_never_make_an_infinite_sum() -> None:
     for one in (keyed([1], most), ranged(1, most)):
         assert sums(step_of(one, one)) == {1: [most]}
     assert sums(step_of(keyed([1], -most), keyed([1], -most))) == {1: [-most]}
-    assert sums(step_of(keyed([1], most), keyed([1], most)), mean=True) == {1: [most]}  # the mean fits
+    # The mean fits.
+    assert sums(step_of(keyed([1], most), keyed([1], most)), mean=True) == {1: [most]}
 
 
 def test_what_is_held_is_known_by_its_size() -> None:

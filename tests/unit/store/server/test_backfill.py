@@ -1,4 +1,4 @@
-"""What changes hands is sent at the pace that was set; what replaces a lost copy is not held back."""
+"""A segment that moves is sent at the set rate; a replacement of a lost copy is not limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for whom."""
+"""Clocks decide which worker waits for which."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONE = np.ones(1, np.bool_)
 
 
 def clocks(max_delay: int | None, *workers: int, segments: int = 1) -> Clocks:
-    """Clocks with these workers at work, all at 0."""
+    """Returns clocks which these workers have entered, all at 0."""
     made = Clocks(segments, max_delay)
     for worker in workers:
         made.enter(worker, NAMES[worker], spell=0)
@@ -28,7 +28,7 @@ def walk(made: Clocks, worker: int, upto: int, segments: Mask = ONE) -> None:
 
 
 def most(made: Clocks, segments: Mask = ONE) -> int:
-    """The highest clock that may pull now."""
+    """Returns the highest clock that may pull now."""
     return max(clock for clock in range(100) if made.may_pull(clock, segments))
 
 
@@ -38,7 +38,7 @@ def test_nobody_runs_further_ahead_of_the_slowest_than_the_delay(delay: int) -> 
     for slowest in range(3):
         assert most(made) == slowest + delay
         made.tick(BOB, slowest + 1, ONE)
-        assert most(made) == slowest + delay  # bob is quick, ann decides
+        assert most(made) == slowest + delay  # bob is fast, ann decides
         made.tick(ANN, slowest + 1, ONE)
 
 
@@ -65,7 +65,7 @@ def test_a_newcomer_enters_level_with_the_slowest() -> None:
     walk(made, ANN, 5)
     walk(made, BOB, 4)
     assert made.enter(EVE, "eve", spell=0) == 4
-    assert made.slowest().tolist() == [4]  # nobody is held up by it
+    assert made.slowest().tolist() == [4]  # nobody waits longer because of eve
     made.tick(EVE, 5, ONE)  # its first step is the one after the clock it was given
     made.tick(BOB, 5, ONE)
     assert made.slowest().tolist() == [5]
@@ -89,7 +89,7 @@ def test_a_newcomer_among_parked_workers_enters_level_with_the_furthest() -> Non
 
 def test_a_worker_that_has_a_clock_already_keeps_it() -> None:
     made = clocks(2, ANN)
-    assert made.enter(BOB, "bob", spell=0, level=9) == 9  # it entered another table before
+    assert made.enter(BOB, "bob", spell=0, level=9) == 9  # it has entered another table before
     walk(made, ANN, 9)
     assert made.slowest().tolist() == [9]
 
@@ -99,7 +99,7 @@ def test_the_same_question_has_the_same_answer() -> None:
     assert made.enter(BOB, "bob", spell=0) == 0
     walk(made, ANN, 3)
     walk(made, BOB, 3)
-    assert made.enter(BOB, "bob", spell=0) == 0  # a resent pull: bob is where it was
+    assert made.enter(BOB, "bob", spell=0) == 0  # a repeated pull: bob stays where it was
     assert made.slowest().tolist() == [3]
 
 
@@ -108,7 +108,7 @@ def test_the_floor_a_worker_heard_of_elsewhere_holds_here_too() -> None:
     walk(made, ANN, 5)
     made.park(ANN, 0)
     made.enter(BOB, "bob", spell=0)
-    made.raise_floor(BOB, 0, 8)  # another server entered it at 8
+    made.raise_floor(BOB, 0, 8)  # bob entered at 8 on another server
     made.tick(BOB, 9, ONE)
     assert made.slowest().tolist() == [9]
 
@@ -116,7 +116,7 @@ def test_the_floor_a_worker_heard_of_elsewhere_holds_here_too() -> None:
 def test_what_was_heard_in_another_spell_is_ignored() -> None:
     made = clocks(0, ANN)
     made.raise_floor(ANN, 1, 50)
-    made.raise_floor(BOB, 0, 50)  # nobody of that name has entered
+    made.raise_floor(BOB, 0, 50)  # bob has not entered
     assert made.slowest().tolist() == [0]
 
 
@@ -140,14 +140,14 @@ def test_a_worker_that_comes_back_is_level_with_the_slowest_and_never_behind_its
     walk(made, BOB, 9)
     made.enter(EVE, "eve", spell=0, level=3)
     made.park(BOB, 1)
-    assert made.enter(BOB, "bob", spell=2) == 9  # the slowest is at 3, but bob has done nine
+    assert made.enter(BOB, "bob", spell=2) == 9  # the slowest is at 3, but bob has done nine steps
 
 
 def test_a_late_park_of_an_earlier_spell_is_ignored() -> None:
     made = clocks(0, ANN, BOB)
     made.park(BOB, 0)
     made.enter(BOB, "bob", spell=1)
-    made.park(BOB, 0)  # sent twice by the network
+    made.park(BOB, 0)  # duplicated by the network
     assert not made.may_pull(1, ONE)
     assert made.laggards(1) == ["ann at step 0", "bob at step 0"]
 
@@ -160,12 +160,12 @@ def test_a_late_enter_of_an_earlier_spell_is_ignored() -> None:
     assert not made.is_parked(BOB, 0)
     made.enter(BOB, "bob", spell=1)
     made.enter(BOB, "bob", spell=0)
-    assert made.laggards(1) == ["ann at step 0", "bob at step 0"]  # still at work
+    assert made.laggards(1) == ["ann at step 0", "bob at step 0"]  # still working
 
 
 def test_a_park_that_overtakes_its_enter_counts() -> None:
     made = clocks(0, ANN, BOB)
-    made.park(BOB, 1)  # came back and went again; its enter is still on the way
+    made.park(BOB, 1)  # bob came back and parked again; its enter is still in flight
     made.enter(BOB, "bob", spell=1)
     assert made.laggards(1) == ["ann at step 0"]
 
@@ -184,7 +184,7 @@ def test_a_clock_is_a_mark_and_not_a_count() -> None:
     walk(made, ANN, 5)
     for step in (2, 3, 5):
         made.tick(BOB, step, ONE)
-    assert made.slowest().tolist() == [0]  # three steps are here, but the first is not
+    assert made.slowest().tolist() == [0]  # three steps are counted, but not the first
     made.tick(BOB, 1, ONE)
     assert made.slowest().tolist() == [3]
     made.tick(BOB, 4, ONE)
@@ -217,7 +217,7 @@ def test_nobody_waits_for_the_departed() -> None:
     assert not made.may_pull(2, ONE)
     assert made.drop_departed({ANN: "ann"})
     assert made.may_pull(2, ONE)
-    made.tick(BOB, 1, ONE)  # from the grave
+    made.tick(BOB, 1, ONE)  # a late push of a removed worker
     assert made.slowest().tolist() == [2]
 
 

@@ -1,4 +1,7 @@
-"""Lists of keys that are known by a number: a server's side, a client's side, and both together without a network."""
+"""Key lists are known by a number: on a server, on a client, and on both together.
+
+No network is involved.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def test_a_list_that_was_sent_is_known_by_its_number_from_then_on() -> None:
     assert handles.resolve(pull(SOME, 3, False), [SOME], table) is not None
     found = handles.resolve(pull(SOME, 3, True), [], table)
     assert found is not None and np.array_equal(found[0], SOME)
-    assert found[0] is not SOME  # what came may be somebody else's: a copy is kept
+    assert found[0] is not SOME  # the array may be reused by its owner: a copy is kept
 
 
 def test_a_message_without_a_number_is_left_alone() -> None:
@@ -242,7 +245,7 @@ def share(rows: int, server: str = "s") -> ServerShare:
 
 
 def answered(names: KeyCache, request: int, listed: KeyList, server: str = "s") -> bool:
-    """Say it and hear the answer; was it known?"""
+    """Send a list and get its response; return whether the server knew it."""
     name, sent = names.handle_for(request, listed, share(len(listed), server), listed.keys)
     known = name.known
     assert bool(sent) != known
@@ -254,7 +257,8 @@ def answered(names: KeyCache, request: int, listed: KeyList, server: str = "s") 
 def test_a_list_has_a_number_at_once_and_is_known_when_that_was_answered() -> None:
     names, listed = KeyCache(), KeyList(SOME)
     first, sent = names.handle_for(1, listed, share(4), listed.keys)
-    second, also = names.handle_for(2, listed, share(4), listed.keys)  # the first is still on its way
+    # The first is still in flight.
+    second, also = names.handle_for(2, listed, share(4), listed.keys)
     assert first is second and first.number == 1 and sent and also
     names.answered(1)
     assert names.handle_for(3, listed, share(4), listed.keys) == (first, [])
@@ -272,7 +276,8 @@ def test_each_server_and_each_split_has_a_number_of_its_own() -> None:
 def test_keys_that_do_not_come_again_have_no_number() -> None:
     names = KeyCache()
     assert names.handle_for(1, None, share(4), SOME)[0] is NO_HANDLE
-    assert names.handle_for(2, KeyList(SOME.copy()), share(4), SOME)[0] is NO_HANDLE  # a filter chose others
+    # A filter chose other keys.
+    assert names.handle_for(2, KeyList(SOME.copy()), share(4), SOME)[0] is NO_HANDLE
     few = KeyList(SOME[:3])
     assert names.handle_for(3, few, share(3), few.keys)[0] is NO_HANDLE
     assert list(names.stats().values()) == [0, 0, 0, 0]
@@ -311,9 +316,10 @@ def test_what_was_forgotten_is_sent_whole_once_and_named_no_more() -> None:
     assert whole is not None and isinstance(whole[0], m.Pull)
     assert whole[0] == msgspec.structs.replace(asked, handle=0, known=False, crc=0)
     assert np.array_equal(whole[1][0], SOME)
-    assert names.with_keys(whole[0], whole[1], list) is None  # said twice
+    assert names.with_keys(whole[0], whole[1], list) is None  # a repeated Forgot
     assert list(names.stats().values()) == [1, 1, 1, 0]
-    assert not answered(names, 3, listed) and not answered(names, 4, listed)  # that server has no room
+    # That server has no room.
+    assert not answered(names, 3, listed) and not answered(names, 4, listed)
 
 
 def test_a_push_whose_keys_were_forgotten_brings_all_of_them_in_order() -> None:

@@ -1,4 +1,4 @@
-"""The ledger: numbers in any order, each counted once, every segment with its own truth."""
+"""The ledger counts each number once, in any order, and separately for every segment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def mask(*segments: bool | int) -> Mask:
 
 
 def counted(stream: PushStream, numbers: range) -> list[list[int]]:
-    """Per segment, which of these numbers are counted."""
+    """Returns for each segment which of these numbers are counted."""
     return [[n for n in numbers if stream.has(n)[segment]] for segment in range(len(stream.mark))]
 
 
@@ -36,7 +36,7 @@ def test_numbers_may_come_in_any_order(order: tuple[int, ...]) -> None:
         stream.add(number, mask(1))
         assert counted(stream, range(5)) == [sorted(order[: done + 1])]
     assert stream.mark.tolist() == [3]
-    assert not stream.bits.any()  # what the mark has passed needs no bit
+    assert not stream.bits.any()  # numbers below the mark need no bit
 
 
 def test_a_number_that_is_added_twice_changes_nothing() -> None:
@@ -69,7 +69,7 @@ def test_a_number_for_no_segment_is_counted_nowhere() -> None:
 
 def test_the_ring_of_bits_widens_and_forgets_nothing() -> None:
     stream = PushStream(2)
-    stream.add(0, mask(1, 0))  # the marks differ, so the two rings are turned differently
+    stream.add(0, mask(1, 0))  # the marks differ, so the two rings are rotated differently
     numbers = [5, 63, 64, 70, 200, 1_000]
     for number in numbers:
         stream.add(number, mask(1, 1))
@@ -157,7 +157,7 @@ def test_a_segment_that_was_left_alone_for_long_holds_nobody_up() -> None:
         assert stream.fits(number, floor=number)
         stream.raise_to(np.array([number, 0]))
         stream.add(number, mask(1, 0))
-    assert stream.mark[1] == 0 and stream.bits.shape[1] == 64  # nothing was kept for it either
+    assert stream.mark[1] == 0 and stream.bits.shape[1] == 64  # nothing was stored for it either
     assert not stream.fits(number + 1)
     stream.raise_to(np.array([0, number]))
     stream.add(number, mask(0, 1))
@@ -180,4 +180,4 @@ def test_a_stream_that_was_dropped_starts_afresh() -> None:
     marks.drop(-7)
     assert -7 not in marks
     assert not marks.stream(-7).has(0).any()
-    marks.drop(-8)  # never seen: nothing to do
+    marks.drop(-8)  # never seen: no effect

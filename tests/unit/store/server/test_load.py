@@ -1,4 +1,4 @@
-"""How much is asked of segments: counted by message, told as rows a second."""
+"""The load of a segment is counted by message and reported as rows per second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def keys(*some: int) -> np.ndarray:
 
 
 def watched(spec: Table, held: list[tuple[int, KeyRange]]) -> SegmentLoad:
-    """One that has begun: what came in the first spell, of which it saw a part, is not told."""
+    """Returns a load that was reset once: its first interval, seen in part, is not reported."""
     asked = SegmentLoad(spec, held)
     asked.update_rates(1.0)
     assert asked.rates() == {}
@@ -26,8 +26,8 @@ def watched(spec: Table, held: list[tuple[int, KeyRange]]) -> SegmentLoad:
 
 def test_rows_of_lists_and_ranges_are_counted_where_they_lie() -> None:
     asked = watched(Dense(rows=1_000), HELD)
-    asked.count(keys(0, 5, 99, 300))  # fewer than there are parts
-    asked.count(np.r_[np.arange(100), np.arange(300, 401)].astype(np.uint64))  # more
+    asked.count(keys(0, 5, 99, 300))  # fewer keys than bins
+    asked.count(np.r_[np.arange(100), np.arange(300, 401)].astype(np.uint64))  # more keys than bins
     asked.count(KeyRange(50, 350))  # by arithmetic
     asked.count(keys())
     asked.update_rates(2.0)
@@ -58,8 +58,10 @@ def test_the_key_that_halves_a_load_is_near_where_it_lies() -> None:
     asked.count(keys(400))
     rates, halves = load_report({7: asked}, 1.0)
     assert rates == {7: {0: 30.0, 3: 10.0, 4: 1.0}}
-    assert halves == {7: {0: 12}}  # the first eighth has it all; the others are less than a quarter of all
-    assert asked.split_keys(0.5) == {0: 12, 3: 312}  # one key cannot be two
+    # The first eighth of segment 0 has all its load; the others have less than a quarter of the
+    # total.
+    assert halves == {7: {0: 12}}
+    assert asked.split_keys(0.5) == {0: 12, 3: 312}  # a segment of one key cannot be split
 
 
 def test_all_keys_from_two_to_the_sixty_third_down_can_be_counted() -> None:
@@ -76,7 +78,7 @@ def test_what_is_known_of_a_segment_stays_when_others_come_and_go() -> None:
     old.update_rates(1.0)
     new = SegmentLoad(Dense(rows=1_000), [(2, KeyRange(200, 300)), (3, KeyRange(300, 400))])
     new.take_over(old, {3: 3})
-    assert new.rates() == {3: 100.0}  # the other is told once it was watched, too
+    assert new.rates() == {3: 100.0}  # segment 2 is reported once it was watched, too
 
 
 def test_many_segments_are_counted_whole() -> None:

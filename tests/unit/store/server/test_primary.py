@@ -1,4 +1,4 @@
-"""One server's part of a table, driven by messages: what is counted, what waits, what is refused."""
+"""Drives a server's part of a table by messages: what is counted, held or refused."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from shoal.wire.effects import Effect, Send
 
 ANN, BOB = 1, 2
 NAMES = {ANN: "ann", BOB: "bob"}
-SEGMENTS = [(0, KeyRange(0, 4)), (2, KeyRange(8, 12)), (3, KeyRange(12, 16))]  # segment 1 is held by another server
+# Another server holds segment 1.
+SEGMENTS = [(0, KeyRange(0, 4)), (2, KeyRange(8, 12)), (3, KeyRange(12, 16))]
 HELD = [*range(4), *range(8, 16)]
 
 
 @dataclass
 class House:
-    """Segments, and the messages that go in and out."""
+    """Segments, with their incoming and outgoing messages."""
 
     segments: Primary
     now: int = 0
     requests: Iterator[int] = field(default_factory=lambda: iter(range(1, 1_000)))
 
     def push(self, who: int, number: int, keys: Any = (), values: Any = (), **more: Any) -> list[m.Message]:
-        """Push these rows; what was answered, to whomever."""
+        """Push these rows, and return all responses."""
         arrays: tuple[np.ndarray, ...] = ()
         start = stop = -1
         rows = np.array(values, np.float32)
@@ -90,7 +91,7 @@ class House:
         self.pull(who, (), enter=True)
 
     def answers(self, outcome: HandlerResult) -> list[m.Message]:
-        """Do the work that was handed out, as a server would, and gather what is said."""
+        """Do the computations as a server would, and return all responses."""
         self.arrays = []
         said = self._said(outcome.effects)
         works = outcome.computations
@@ -108,7 +109,7 @@ class House:
         return [send.message for send in sends]
 
     def contents(self) -> dict[int, list[float]]:
-        """Every row that is not as it was born."""
+        """Returns every row that differs from its initial value."""
         rows = self.segments.table.pull(np.array(HELD, np.uint64))
         return {key: row for key, row in zip(HELD, rows.tolist(), strict=True) if any(row)}
 
@@ -206,7 +207,7 @@ def test_a_push_for_some_segments_is_counted_there_and_nowhere_else(inline: int)
     house = each(inline=inline)
     assert house.push(ANN, 0, [8], [1], first=2, last=3) == [m.Counted(1, new=True)]
     assert house.segments.version.tolist() == [0, 1, 0]
-    # By another split the same push comes once more, for all segments: only the others count it.
+    # The same push by another split, for all segments: only the other two count it.
     assert house.push(ANN, 0, [1, 8, 12], [1, 1, 1]) == [m.Counted(2, new=True, part=True)]
     assert house.contents() == {1: [1], 8: [1], 12: [1]}
     assert house.segments.version.tolist() == [1, 1, 1]
@@ -231,7 +232,7 @@ def test_a_number_far_beyond_the_mark_is_told_to_come_later() -> None:
     assert house.contents() == {1: [1]}
 
 
-# ---------------------------------------------------------------- pulls by the slowest worker's clock
+# ---------------------------------------------------------------- pulls wait for the slowest worker
 
 
 @INLINE_OR_HANDED_OUT
@@ -253,7 +254,7 @@ def test_a_pull_may_run_ahead_by_the_delay() -> None:
     house.enter(BOB)
     assert isinstance(house.pull(ANN, [1], clock=2)[0], m.Values)
     assert isinstance(house.pull(ANN, [1], clock=3)[0], m.RequestHeld)
-    assert isinstance(house.pull(ANN, [1])[0], m.Values)  # no clock: as it is now
+    assert isinstance(house.pull(ANN, [1])[0], m.Values)  # no clock: the current values
 
 
 def test_an_entering_pull_is_never_held_and_says_at_which_clock() -> None:
@@ -303,7 +304,7 @@ def test_a_pull_of_one_who_departed_is_forgotten_and_so_is_its_stream() -> None:
     house.answers(house.segments.set_members({ANN: "ann"}, {ANN: "ann"}))
     assert house.fact("waiting") == 0
     assert -BOB not in house.segments.ledger
-    assert house.push(ANN, 0, step=1) == [m.Counted(5, new=True)]  # and nobody else
+    assert house.push(ANN, 0, step=1) == [m.Counted(5, new=True)]  # no other response
 
 
 def test_a_pull_that_is_sent_again_while_it_waits_is_answered_once() -> None:
@@ -322,9 +323,8 @@ def test_push_pull_counts_first_and_brings_back_what_came_of_it() -> None:
     house = each()
     assert house.push(ANN, 0, [1, 9], [1, 2], pull=True) == [m.Values(1, 2, [1])]
     assert house.arrays[0][0].tolist() == [1, 2]
-    assert house.push(ANN, 0, [1, 9], [1, 2], pull=True) == [
-        m.Values(2, 2, [1], new=False)
-    ]  # counted before, read anew
+    # Counted before, read again.
+    assert house.push(ANN, 0, [1, 9], [1, 2], pull=True) == [m.Values(2, 2, [1], new=False)]
     assert house.arrays[0][0].tolist() == [1, 2]
 
 
@@ -345,7 +345,7 @@ def test_a_range_of_a_sparse_table_is_read_by_its_live_keys(inline: int) -> None
     assert house.pull(ANN, KeyRange(1, 13)) == [m.Values(2, 2, [1])]
     keys, values = house.arrays[0]
     assert (keys.tolist(), values.tolist()) == ([1, 8], [1, 2])
-    assert house.fact("rows") == 3  # reading made none
+    assert house.fact("rows") == 3  # reading created none
 
 
 def test_a_long_range_of_a_sparse_table_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +398,8 @@ def test_steps_are_taken_in_order() -> None:
     assert house.push(ANN, 3, [1], [100])[-1] == m.RequestHeld(2, "step 0, of which no slot is here")
     assert house.contents() == {}
     house.push(ANN, 0, [1], [1])
-    assert house.push(ANN, 1, [1], [1]) == [m.Counted(n, new=True) for n in (3, 4, 1, 2)]  # and then the second at once
+    # Then the second step closes at once.
+    assert house.push(ANN, 1, [1], [1]) == [m.Counted(n, new=True) for n in (3, 4, 1, 2)]
     assert house.contents() == {1: [202]}
     assert house.fact("version") == 2
 
@@ -421,7 +422,7 @@ def test_a_pull_reads_a_step_whole_or_not_at_all() -> None:
     house = steps(slots=1)
     house.pull(ANN, [1], clock=1)
     house.push(ANN, 1, [1], [10])
-    house.push(ANN, 0, [1], [1])  # closes both steps; the pull is for what is between them
+    house.push(ANN, 0, [1], [1])  # closes both steps; the pull reads the state between them
     assert [arrays[0].tolist() for arrays in house.arrays if arrays] == [[1]]
     assert house.contents() == {1: [11]}
 
@@ -447,7 +448,8 @@ def test_the_last_step_of_a_pass_closes_with_fewer_slots() -> None:
     for number in range(3):
         house.push(ANN, number, [1], [1])
     assert house.fact("version") == 2
-    assert house.push(ANN, 0, [1], [1], stream=1) == [m.RequestHeld(4, "slots 1 of step 2")]  # the next pass
+    # The next pass.
+    assert house.push(ANN, 0, [1], [1], stream=1) == [m.RequestHeld(4, "slots 1 of step 2")]
 
 
 def test_a_step_may_close_in_some_segments_before_others() -> None:
@@ -459,7 +461,8 @@ def test_a_step_may_close_in_some_segments_before_others() -> None:
     assert isinstance(house.pull(ANN, [8], clock=1, first=2, last=3)[0], m.Values)
     assert isinstance(house.pull(ANN, [1], clock=1, first=0, last=1)[0], m.RequestHeld)
     said = house.push(ANN, 1, [1, 8, 12], [5, 2, 7])
-    assert [type(one) for one in said] == [m.Counted, m.Counted, m.Values]  # slot 0, slot 1, and the pull that waited
+    # Slot 0, slot 1, and the pull that waited.
+    assert [type(one) for one in said] == [m.Counted, m.Counted, m.Values]
     assert house.contents() == {1: [6], 8: [3], 12: [7]}
     assert house.segments.version.tolist() == [1, 1, 1]
 
@@ -496,7 +499,8 @@ def test_the_sum_is_taken_before_the_update_is_run() -> None:
     house = House(Primary(1, spec, SEGMENTS, limits.INLINE_ELEMENTS))
     house.push(ANN, 0, [1], [3])
     house.push(ANN, 1, [1], [1])
-    assert house.contents() == {1: [-1]}  # one step of 4 / sqrt(16); two would be 3 / sqrt(9) + 1 / sqrt(10)
+    # One step of 4 / sqrt(16); two would be 3 / sqrt(9) + 1 / sqrt(10).
+    assert house.contents() == {1: [-1]}
 
 
 # ---------------------------------------------------------------- staleness, notices
@@ -517,7 +521,8 @@ def test_staleness_is_taken_where_it_is_largest() -> None:
     house = each()
     house.push(ANN, 0, [8], [1], first=2, last=3)
     house.push(ANN, 1, [1], [1], read=[0, 0, 0])
-    house.push(ANN, 2, [1], [1], read=[0, 0])  # by another placement: says nothing about these segments
+    # By another placement: says nothing about these segments.
+    house.push(ANN, 2, [1], [1], read=[0, 0])
     assert house.segments.facts()[1] == [0, 1]
 
 
@@ -587,12 +592,14 @@ def test_a_refused_push_changes_nothing(name: str, kind: str) -> None:
     push, reason = BAD_PUSHES[name]
     (answer,) = house.push(ANN, 2, **push)
     assert isinstance(answer, m.Refusal)
-    if not (kind == "sparse" and isinstance(push["keys"], KeyRange)):  # of a sparse table no range can be pushed
+    # A range cannot be pushed to a sparse table.
+    if not (kind == "sparse" and isinstance(push["keys"], KeyRange)):
         assert reason in answer.reason
     assert house.contents() == before
     assert (house.fact("rows"), house.segments.version.tolist()) == (rows, version)
     assert (house.fact("refused"), house.fact("held")) == (1, 0)
-    assert isinstance(house.push(ANN, 2, [1], [1])[0], m.Counted | m.RequestHeld)  # its number is still to be had
+    # Its number can still be used.
+    assert isinstance(house.push(ANN, 2, [1], [1])[0], m.Counted | m.RequestHeld)
 
 
 def test_values_that_are_not_announced_are_refused() -> None:
@@ -675,10 +682,11 @@ def test_no_memory_for_new_rows_is_an_answer_and_changes_nothing(monkeypatch: py
         (answer,) = house.push(ANN, 1, [2], [2])
         assert answer == m.Refusal(2, "full", "no memory for 1 more rows: add servers, or push fewer new keys")
     assert house.contents() == {1: [1]}
-    assert house.push(ANN, 1, [2], [2]) == [m.Counted(3, new=True)]  # nothing was noted down
+    # The ledger had not recorded it.
+    assert house.push(ANN, 1, [2], [2]) == [m.Counted(3, new=True)]
 
 
-# ---------------------------------------------------------------- found by looking for trouble
+# ---------------------------------------------------------------- found by adversarial tests
 
 
 def test_a_push_that_covers_no_segment_is_refused() -> None:

@@ -1,4 +1,7 @@
-"""A segment that is split while pushes are under way: nothing is lost, nothing is counted twice, and all copies agree."""
+"""A segment is split while pushes are under way, and every push counts exactly once.
+
+All copies agree afterwards.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def two(apply: Each | Step | None = None) -> m.TablePlaces:
 
 
 def digests(town: Town) -> list[set[str]]:
-    """Of each segment, those of all who hold it."""
+    """Returns for each segment the digests of all servers that hold it."""
     told = [
         table_server.status(m.TableStatusRequest(1, 1, town.view, digests=True)).digests
         for table_server in town.holdings.values()
@@ -41,14 +44,15 @@ def test_numbers_follow_from_where_segments_start() -> None:
     assert [list(one) for one in to] == [[0], [1, 2, 3], [4]]
     assert new_numbers([1, 2], to) == [1, 2, 3, 4]
     assert renumbered(m.ReplicatedChange(5, "push", only=[0, 1]), to).only == [0, 1, 2, 3]
-    assert renumbered(m.ReplicatedChange(5, "push"), to).only == []  # all that its message covers, as before
+    # Everything that its message covers, as before.
+    assert renumbered(m.ReplicatedChange(5, "push"), to).only == []
 
 
 def test_a_push_that_was_on_its_way_to_the_copies_counts_once_in_both_halves() -> None:
     town = Town(two())
-    town.push(0)  # to all copies, and none has answered
+    town.push(0)  # sent to all copies, none has answered
     town.become(halved(town.table, 0, 1, town.view + 1))
-    town.deliver()  # with the old numbers: refused
+    town.deliver()  # refused, because it has the old numbers
     assert town.values() == [0] * ROWS
     town.now += SECOND
     for name, table_server in town.holdings.items():
@@ -65,12 +69,12 @@ def test_a_push_that_was_on_its_way_to_the_copies_counts_once_in_both_halves() -
 def test_who_takes_over_a_half_brings_the_others_level() -> None:
     town = Town(two())
     town.push(0)
-    late = town.post.pop()  # one copy lacks it
+    late = town.post.pop()  # one copy does not get it
     town.deliver(m.Append)
     cut = halved(town.table, 0, 1, town.view + 1)
     town.become(cut)
     town.post.clear()
-    del town.holdings["server-0"], late  # dead before it could send it again
+    del town.holdings["server-0"], late  # server-0 dies before it can resend the message
     view = town.view + 1
     places = [m.Replicas(view, ["server-1", "server-2"], since=view) for _ in cut.places]
     town.view = view
@@ -118,7 +122,10 @@ def test_a_server_that_missed_the_views_in_between_finds_all_cuts_at_once() -> N
     st.lists(st.tuples(st.sampled_from(("push", "again", "one", "all", "split", "show", "tick")), st.integers(0, 99)))
 )
 def test_whatever_the_order_every_push_counts_once_and_copies_agree(story: list[tuple[str, int]]) -> None:
-    """Servers take views at moments of their own, messages come in any order or twice; in the end all is there."""
+    """Servers apply views at different moments; messages arrive in any order, or twice.
+
+    In the end every push is counted.
+    """
     town = Town(two())
     tables, shown, pushed = {1: town.table}, dict.fromkeys(ALL, 1), 0
 
@@ -130,7 +137,7 @@ def test_whatever_the_order_every_push_counts_once_and_copies_agree(story: list[
     def deliver(at: int) -> None:
         sender, send = town.post[at]
         if getattr(send.message, "view", 0) > shown[send.to]:
-            return  # a server keeps it until it has that view, or lets it go: it comes again
+            return  # the server keeps it until it has that view, or drops it: it is sent again
         del town.post[at]
         town.carry_out(send.to, town.holdings[send.to].handle(town.now, sender, send.message, tuple(send.arrays)))  # type: ignore[arg-type]
 
@@ -153,7 +160,7 @@ def test_whatever_the_order_every_push_counts_once_and_copies_agree(story: list[
                 for name in ALL:
                     show(name, max(tables))
                 if number == 6:
-                    for again in range(pushed):  # clients send all of it again, by the newest view
+                    for again in range(pushed):  # clients resend everything, by the newest view
                         town.push(again)
             if what != "all":
                 town.now += SECOND // 3

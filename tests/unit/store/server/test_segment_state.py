@@ -1,4 +1,4 @@
-"""What a message means to a server: values that came in 16 bits."""
+"""A server reads a message whose values were sent in 16 bits."""
 
 from __future__ import annotations
 

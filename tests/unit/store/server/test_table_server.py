@@ -1,4 +1,4 @@
-"""Since when a server has held what it holds."""
+"""A server knows since which view it has held its segments."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def placed(owners: str, since: Sequence[int], starts: Sequence[int] = (0, 10, 20
 @pytest.mark.parametrize(
     ("then", "now", "since"),
     [
-        (("aab", (1, 1, 1)), ("aac", (1, 1, 4)), 1),  # another's went to somebody else
-        (("aab", (1, 1, 1)), ("acb", (1, 4, 1)), 4),  # one of ours was given away
-        (("aab", (1, 1, 1)), ("aaa", (1, 1, 4)), 4),  # one more is ours
-        (("aab", (1, 1, 1)), ("aab", (1, 5, 1)), 5),  # one was away in between
-        (("bbb", (1, 2, 3)), ("cbb", (4, 2, 3)), 3),  # nothing is ours, as before
+        # Another server's segment moved to a third one.
+        (("aab", (1, 1, 1)), ("aac", (1, 1, 4)), 1),
+        (("aab", (1, 1, 1)), ("acb", (1, 4, 1)), 4),  # one of ours moved away
+        (("aab", (1, 1, 1)), ("aaa", (1, 1, 4)), 4),  # we got one more
+        (("aab", (1, 1, 1)), ("aab", (1, 5, 1)), 5),  # one was elsewhere in between
+        (("bbb", (1, 2, 3)), ("cbb", (4, 2, 3)), 3),  # we hold none, as before
         (("aab", (1, 1, 1)), ("acc", (1, 4, 6)), 4),
     ],
 )

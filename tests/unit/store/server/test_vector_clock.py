@@ -36,8 +36,8 @@ def test_the_example_with_three_processes() -> None:
     assert d.before(j)
     assert not j.before(d)
     assert g.concurrent(j)
-    assert b.before(f) and b.before(g) and b.before(j)  # what p did before it sent is known to both
-    assert c.concurrent(g)  # q heard of b only
+    assert b.before(f) and b.before(g) and b.before(j)  # both know what p did before it sent
+    assert c.concurrent(g)  # q knows b only
 
 
 def test_an_event_is_neither_before_nor_concurrent_with_itself() -> None:
@@ -78,7 +78,7 @@ def test_many_tasks_on_the_same_ranges_need_no_more_clocks() -> None:
         clocks.tick(1 + round % 7, KeyRange(1_000, 2_000))
         clocks.tick(1 + round % 5, KeyRange(5_000, 1 << 39))
         clocks.tick(1)
-    assert len(clocks) == 5  # two ranges, and what lies around them
+    assert len(clocks) == 5  # two ranges, and the gaps around them
 
 
 def test_a_read_is_cut_to_the_keys_that_were_asked_for() -> None:
@@ -129,7 +129,7 @@ def test_what_a_retired_node_did_stays_counted() -> None:
     clocks.tick(9, KeyRange(50, 100))
     clocks.retire(7)
     clocks.retire(9)
-    clocks.retire(9)  # twice is no harm, nor is one that never came
+    clocks.retire(9)  # repeated or unknown nodes have no effect
     clocks.retire(10)
     assert clocks.read() == [(KeyRange(0, 100), VectorClock({GONE: 1, 8: 1}))]
 

@@ -1,4 +1,7 @@
-"""Who gets a row: counted exactly where keys are few, and never too late where they are not."""
+"""Admission decides which keys get a row.
+
+It counts exactly where keys are few; where they are many, no key is admitted too late.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def made(spec: Sparse, *segments: KeyRange) -> tuple[ServerTable, Admission]:
 
 
 def push(table: ServerTable, counting: Admission, keys: Keys) -> list[int]:
-    """Push ones; the keys that got in."""
+    """Push ones, and return the keys that were admitted."""
     given = counting.admit(KeyValues(keys, np.ones((len(keys), 1), np.float32)))
     if given is None:
         return []
@@ -41,11 +44,11 @@ def test_a_key_gets_a_row_at_its_third_push_and_keeps_it() -> None:
     assert push(table, counting, some(10, 39, 99)) == [10]
     assert push(table, counting, some(10, 39, 50, 99)) == [10, 39, 50, 99]
     assert table.pull(some(10, 39, 50, 99)).reshape(-1).tolist() == [2, 1, 1, 1]
-    assert counting.memory == 80  # a byte for each key that could come
+    assert counting.memory == 80  # a byte for each key that is held
 
 
 def test_a_sketch_is_never_late_and_seldom_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it grows on the way: what was counted before is not forgotten."""
+    """A sketch that grows keeps the counts from before."""
     monkeypatch.setattr(admission, "ADMISSION_FIRST", 1 << 14)
     monkeypatch.setattr(admission, "ADMISSION_BYTES", 1 << 18)
     table, counting = made(Sparse(hashed=True, admit=3))
@@ -73,7 +76,7 @@ def test_a_sketch_of_few_keys_is_exact_and_small() -> None:
 
 
 def holds(table: ServerTable, counting: Admission, *segments: KeyRange) -> ServerTable:
-    """Other segments are in the same storage."""
+    """Returns a table with these segments in the same storage."""
     table = ServerTable(table.spec, segments, table.storage)
     counting.keep_held()
     return table
@@ -89,10 +92,12 @@ def test_segments_that_stay_keep_their_counts_whatever_comes_and_goes_beside_the
         assert push(table, counting, some(0, 19, 20, 39, 60, 79)) == []
     table = holds(table, counting, KeyRange(20, 40), KeyRange(40, 60), KeyRange(60, 80))
     assert counting.memory == 60
-    assert push(table, counting, some(20, 40, 59, 60)) == [20, 60]  # those that came begin anew
+    # Counts of new segments start at zero.
+    assert push(table, counting, some(20, 40, 59, 60)) == [20, 60]
     table = holds(table, counting, KeyRange(0, 20), KeyRange(20, 30), KeyRange(30, 40), KeyRange(40, 60))
-    assert push(table, counting, some(20, 39, 40, 59)) == [20, 39]  # also where a segment was cut in two
-    assert push(table, counting, some(0, 40, 59)) == [0, 40, 59]  # 0 was here before
+    assert push(table, counting, some(20, 39, 40, 59)) == [20, 39]  # also where a segment was split
+    # Key 0 was held before: its count is still there.
+    assert push(table, counting, some(0, 40, 59)) == [0, 40, 59]
 
 
 def test_counts_go_into_a_sketch_when_the_keys_of_more_segments_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +109,7 @@ def test_counts_go_into_a_sketch_when_the_keys_of_more_segments_are_too_many(mon
     table = holds(table, counting, second, third)
     assert counting.memory == admission.ADMISSION_FIRST
     assert push(table, counting, some(1 << 17, 1 << 18)) == [1 << 17]
-    table = holds(table, counting, first)  # few again: it stays a sketch, and knows what it knew
+    table = holds(table, counting, first)  # Few keys again: it stays a sketch, with its counts.
     assert push(table, counting, some(1, 7)) == [7]
 
 

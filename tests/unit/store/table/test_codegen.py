@@ -1,4 +1,4 @@
-"""Kernels made from rules: what is written out, what is refused, and that no edit is ever missed."""
+"""Kernels are generated from rules: their text, their refusals, and no edit is missed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def helper(x: float, by: float = 2.0) -> float:
 
 
 def uses_much(weight: float, state: tuple[float, ...], gradient: float, settings: Any) -> Answer:
-    """A global, a helper with a default, builtins, math and a loop."""
+    """A rule with a global, a helper with a default, builtins, math and a loop."""
     total = 0.0
     for one in state:
         total += abs(one)
@@ -41,7 +41,7 @@ def uses_much(weight: float, state: tuple[float, ...], gradient: float, settings
 
 
 def run(kernels: Any, words: int, gradient: float, settings: tuple[float, ...] = ()) -> list[float]:
-    """The row after one gradient, from weight 1 and state 0."""
+    """Returns the row after one gradient, from weight 1 and state 0."""
     slab = np.zeros((1, words), np.float32)
     slab[0, 0] = 1.0
     kernels.push_range(slab, 0, 0, np.full((1, 1), gradient, np.float32), np.array(settings, np.float64))
@@ -66,7 +66,7 @@ def test_the_text_holds_all_that_the_function_refers_to() -> None:
         "def helper(x, by=2.0):",
     ):
         assert line in text
-    assert "Answer" not in text  # annotations stay behind
+    assert "Answer" not in text  # annotations are left out
 
 
 def test_a_closure_is_written_out_with_its_values() -> None:
@@ -245,7 +245,10 @@ def start(folder: Path, text: str, cache: Path) -> subprocess.Popen[str]:
 
 
 def answer(process: subprocess.Popen[str]) -> list[float]:
-    """Weight after one gradient of 1, kernels found in numba's cache, kernels compiled; in a fresh process."""
+    """Returns what a fresh process printed.
+
+    The weight after one gradient of 1, kernels found in numba's cache, kernels compiled.
+    """
     out, _ = process.communicate()
     found: list[float] = json.loads(out)
     return found

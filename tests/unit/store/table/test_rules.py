@@ -1,4 +1,7 @@
-"""The rules that PyTorch has, too, move weights as torch.optim does: straight on the kernels, and through a cluster."""
+"""Rules that PyTorch also has move weights as torch.optim does.
+
+They run directly on the kernels, and through a cluster.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +51,17 @@ NAMES = [name for name, *_ in PAIRS]
 
 
 def gradients() -> Any:
-    """One row for each step; some are 0 at first, as where a unit is dead or a feature was not seen."""
+    """Returns one row for each step.
+
+    Some gradients are 0 at first, as for a dead unit or a feature that was not seen.
+    """
     drawn = np.random.default_rng(0).normal(size=(STEPS, ROWS)).astype(np.float32)
     drawn[:3, :40] = 0.0
     return drawn
 
 
 def by_torch(optimizer: str, settings: dict[str, Any], start: Any) -> Any:
-    """The weights after every step: in double, so that the only rounding that is seen is ours."""
+    """Returns the weights after every step, in double: the only visible rounding is ours."""
     torch = pytest.importorskip("torch")
     weights = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
     made = getattr(torch.optim, optimizer)([weights], **settings)
@@ -68,7 +74,7 @@ def by_torch(optimizer: str, settings: dict[str, Any], start: Any) -> Any:
 
 
 def check(found: Any, expected: Any) -> None:
-    assert np.abs(expected).max() < 3  # of the order of 1: that is what 1e-6 is relative to
+    assert np.abs(expected).max() < 3  # of the order of 1, so that 1e-6 is meaningful
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
@@ -109,7 +115,10 @@ def test_a_cluster_moves_as_torch_does() -> None:
 
 
 def test_a_key_that_is_not_pushed_does_not_age() -> None:
-    """Adam's corrections are of each weight's own steps: the first gradient moves it by a whole step, whenever it comes."""
+    """Adam's corrections use each weight's own number of steps.
+
+    The first gradient moves a weight by a whole step, whenever it arrives.
+    """
     table = ServerTable(Dense(rows=2, update=Adam(step=0.125)), [KeyRange(0, 2)])
     for _ in range(20):
         table.push(np.array([0], np.uint64), np.array([1.0], np.float32))

@@ -1,4 +1,4 @@
-"""Rows of segments that went are cleared away piece by piece, and nobody sees them meanwhile."""
+"""Rows of removed segments are cleared piece by piece, and nobody sees them meanwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def segments(*numbers: int) -> list[KeyRange]:
 
 
 def filled(*numbers: int) -> ServerTable:
-    """Every other key has a row, in no order, and its weight is the key."""
+    """Returns a table where every other key has a row, in random order, with its key as weight."""
     table = ServerTable(SPEC, segments(*numbers))
     keys = np.arange(0, SPAN, 2, dtype=np.uint64)
     keys = keys[np.isin(keys // STEP, numbers)]
@@ -45,7 +45,7 @@ def storage(table: ServerTable) -> SparseRows:
 
 
 def cleared(table: ServerTable) -> int:
-    """Go on until it is over: in so many pieces."""
+    """Clear all rows, and return in how many pieces."""
     count = 1
     while storage(table).compact_some():
         count += 1
@@ -53,7 +53,10 @@ def cleared(table: ServerTable) -> int:
 
 
 def is_whole(table: ServerTable, *numbers: int) -> bool:
-    """All rows of these segments are found by their keys, by ranges, and by whoever is handed them; and no others."""
+    """Whether all rows of these segments, and no others, are found.
+
+    By their keys, by ranges, and in row views.
+    """
     keys = np.concatenate([np.arange(one.start, one.stop, 2, dtype=np.uint64) for one in segments(*numbers)])
     names, values, rest = table.pull_live(KeyRange(0, SPAN), SPAN)
     few, _, after = table.pull_live(KeyRange(0, SPAN), 10)
@@ -67,7 +70,7 @@ def test_rows_of_a_segment_that_went_are_cleared_away_in_many_pieces_and_never_s
     table = filled(0, 1, 2, 3, 4, 5)
     full = table.memory
     table = ServerTable(SPEC, segments(1, 2, 5), storage(table))
-    assert table.rows == SPAN // 2  # none of them is gone yet
+    assert table.rows == SPAN // 2  # none of them is cleared yet
     while storage(table).compact_some():
         if table.rows % 16 == 0:  # now and then
             assert is_whole(table, 1, 2, 5)
@@ -82,7 +85,7 @@ def test_few_rows_go_at_once() -> None:
 
 
 def test_keys_are_pushed_while_others_are_cleared_away() -> None:
-    """More of them than there is room for, so that both the slab and the index grow in the middle of it."""
+    """More keys are pushed than there is room for, so that slab and index grow meanwhile."""
     spec = Sparse(keys=1 << 20, update=Sum())
     table = ServerTable(spec, [KeyRange(0, 5_000), KeyRange(5_000, 1 << 20)])
     first = np.arange(0, 10_000, dtype=np.uint64)

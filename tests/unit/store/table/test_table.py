@@ -1,4 +1,4 @@
-"""The rows of a table: checks, growth, ranges, memory."""
+"""A table checks pushes and reads ranges, and its rows grow within their memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_pushed_key_reads_as_its_update_and_others_as_their_initial_value() ->
     table = sparse(update=SGD(step=0.5), initial=tables.Constant(1.0))
     table.push(listed(3, 1 << 62), column(2.0, -2.0))
     assert table.pull(listed(3, 4, 1 << 62)).tolist() == [[0.0], [1.0], [2.0]]
-    assert table.rows == 2  # the pull made none
+    assert table.rows == 2  # the pull created none
 
 
 def test_key_zero_and_the_last_key_are_keys_like_others() -> None:
@@ -107,7 +107,8 @@ def test_a_push_that_cannot_be_taken_is_told_why_and_changes_nothing(
     assert re.search(why, reason)
     assert table.pull(listed(1, 2)).tolist() == [[5], [6]]
     assert table.check(listed(1, 2), column(1, 1)) is None
-    assert table.check(listed(1, 2), np.ones(2, np.float32)) is None  # flat, as it comes off the wire
+    # Flat, as it arrives from the network.
+    assert table.check(listed(1, 2), np.ones(2, np.float32)) is None
     assert table.check(listed(), column()) is None
 
 
@@ -352,4 +353,4 @@ def test_ten_million_adagrad_rows_need_less_than_400_megabytes_even_while_growin
     assert rows == 10_000_000
     assert peak < 400e6
     assert 0.9 < counted / after < 1.1
-    assert worst < 2.2  # the most that was ever in use, against what was alive right then
+    assert worst < 2.2  # peak memory, relative to the memory of the live rows at that moment

@@ -1,4 +1,4 @@
-"""Update rules: what is known, what is refused, and how a user adds one."""
+"""Update rules: which exist, what is refused, and how a user adds one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ PENALTIES = [(0.0, 0.3), (0.4, 0.0), (0.7, 1.5)]
 
 @pytest.mark.parametrize(("l1", "l2"), PENALTIES)
 def test_a_proximal_step_ends_where_penalty_and_distance_are_least(l1: float, l2: float) -> None:
-    """Brute force: w - step * g, then the best of a fine grid (never w + step * g, as one slide has it)."""
+    """Brute force: take w - step * g, then the best point of a fine grid.
+
+    Never w + step * g, as one slide has it.
+    """
     grid = np.linspace(-4.0, 4.0, 80_001)
     draw = np.random.default_rng(0)
     for weight, gradient, squares in draw.normal(size=(50, 3)):
@@ -93,7 +96,10 @@ def test_a_penalty_acts_on_a_key_that_is_pushed_with_nothing() -> None:
 
 
 def ftrl_by_the_paper(gradients: list[float], alpha: float, beta: float, l1: float, l2: float) -> list[float]:
-    """Algorithm 1 of McMahan et al. (KDD 2013), one coordinate, word for word: the weight after each gradient."""
+    """Returns the weight after each gradient, by Algorithm 1 of McMahan et al. (KDD 2013).
+
+    Word for word, for one coordinate.
+    """
     z = n = 0.0
     weights = []
 
@@ -128,7 +134,7 @@ def test_ftrl_is_the_algorithm_of_the_paper(l1: float, l2: float) -> None:
 def test_ftrl_with_l1_leaves_exact_zeros_where_gradients_are_noise() -> None:
     draw = np.random.default_rng(2)
     gradients = draw.normal(0.0, 0.1, size=(200, 100)).astype(np.float32)
-    gradients[:, :5] -= 0.5  # five keys that matter
+    gradients[:, :5] -= 0.5  # only these five keys have a signal
     for l1, zeros in ((0.0, 0), (4.0, 95)):
         slab = pushed(FTRL(l1=l1), gradients)
         assert np.count_nonzero(slab[:, 0] == 0.0) == zeros
@@ -162,7 +168,10 @@ def run(given: Update, weight: float, state: tuple[float, ...], gradient: float)
 
 
 def pushed(given: Update, gradients: Any) -> Any:
-    """The rows of a dense table, weights and state, after these pushes by the compiled kernel."""
+    """Returns the rows of a dense table after these pushes by the compiled kernel.
+
+    A row is weights and state.
+    """
     rule = rule_named(given.name)
     slab = np.zeros((gradients.shape[1], 1 + rule.state), np.float32)
     chosen = np.array(rule.settings(given.settings))

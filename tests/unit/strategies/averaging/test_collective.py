@@ -1,4 +1,4 @@
-"""Sums over ranks through the store."""
+"""Ranks sum their vectors through the store."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def together(calls: list[tuple[StoreCollective, Any]]) -> list[Any]:
 
 
 class Torn:
-    """A store in which rank 1 died when one of two servers had what it pushed."""
+    """A store in which rank 1 died when only one of two servers had its push."""
 
     _loop = SimpleNamespace(transport=SimpleNamespace(traffic=(0, 0)))
 
@@ -68,7 +68,7 @@ class Torn:
         self.done = False
         self.found = rows.copy()
         if len(self.steps) == 1:
-            self.found[0] *= 2  # both are in this row, rank 0 alone is in the other
+            self.found[0] *= 2  # this row has both ranks, the other only rank 0
         return self
 
     def result(self, seconds: float | None = None) -> Any:

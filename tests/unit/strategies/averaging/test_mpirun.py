@@ -1,4 +1,4 @@
-"""Messages of the ranks under mpirun."""
+"""Ranks under mpirun exchange messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots among ranks: each once, the same at all, whoever goes."""
+"""Slots are divided among ranks: each once, the same on all ranks, whichever rank is lost."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from shoal.data.slots import Slots
 from shoal.errors import Invalid
 from shoal.strategies.averaging.shards import Shards, StepSlots, unseen
 
-SLOTS = Slots(rows=1_000, batch=10, seed=3)  # a hundred
+SLOTS = Slots(rows=1_000, batch=10, seed=3)  # a hundred slots
 
 
 def walk(parts: Shards, room: int) -> list[int]:
-    """Until there is no more room; everybody lives."""
+    """Take all planned slots until there is no more room; no rank is lost."""
     seen = []
     while room:
         planned = parts.plan(room)
@@ -52,7 +52,8 @@ def test_a_period_ends_where_the_model_is_to_be_judged() -> None:
 
 
 def test_the_mean_is_weighted_by_rows() -> None:
-    parts = Shards(Slots(rows=95, batch=10, seed=0), 2, shares=[1.0, 4.0])  # ten slots, one of them half full
+    # Ten slots, one of them half full.
+    parts = Shards(Slots(rows=95, batch=10, seed=0), 2, shares=[1.0, 4.0])
     parts.plan(10)
     assert parts.weights() == {0: 20 / 95, 1: 75 / 95}
 
@@ -81,7 +82,7 @@ def test_what_was_counted_and_never_averaged_is_taken_back() -> None:
 def test_a_run_is_taken_up_with_any_number_of_ranks() -> None:
     before = Shards(SLOTS, 3, every=4)
     seen = walk(before, 148)
-    before.plan(12)  # and is interrupted
+    before.plan(12)  # the run is interrupted here
     after = Shards(SLOTS, 5, every=4, of_pass=before.of_pass, left=before.left())
     assert sorted(seen + walk(after, 152)) == list(range(300))
 
@@ -92,7 +93,8 @@ def test_as_many_shares_as_ranks_are_asked_for() -> None:
 
 
 def test_a_step_does_not_know_of_what_others_did_since_the_last_mean() -> None:
-    assert unseen([0, 0, 0], [3, 3, 1], most=9).tolist() == [3, 0, 2, 2, 0, 0, 0, 0, 0, 0]  # 0 2 3 | 0 2 3 | 0
+    # By rank: 0 2 3 | 0 2 3 | 0.
+    assert unseen([0, 0, 0], [3, 3, 1], most=9).tolist() == [3, 0, 2, 2, 0, 0, 0, 0, 0, 0]
     assert unseen([4, 4], [1, 1], most=3).tolist() == [0, 0, 0, 2]
     assert unseen([0], [5], most=3).tolist() == [5, 0, 0, 0]
 
@@ -106,7 +108,7 @@ def test_the_largest_shares_that_can_be_said_are_shares_as_any_others() -> None:
 
 
 def test_what_a_lost_rank_has_told_stays_done_and_the_rest_is_the_others() -> None:
-    """As in gossip: a leg may have several passes, and nobody takes a mean of all."""
+    """As in gossip, where a leg may have several passes and no mean of all models is taken."""
     parts = Shards(SLOTS, 3)
     done: dict[int, list[int]] = {0: [], 1: [], 2: []}
     room = 150
@@ -139,7 +141,7 @@ def test_shares_may_change_in_the_middle_of_a_pass() -> None:
     assert sorted(seen + walk(parts, 140)) == list(range(200))
 
 
-# ---------------------------------------------------------------- which rank computes which slot of a step
+# ---------------------------------------------------------------- slots of a step, by rank
 
 
 def take(steps: StepSlots, room: int = 100, dead: int | None = None) -> list[int]:

@@ -1,4 +1,7 @@
-"""All-reduce: the steps of a sync run, by ranks that each have the whole model. Ranks are threads that share a sum here."""
+"""All-reduce takes the steps of a sync run, with ranks that each have the whole model.
+
+Here ranks are threads that share a sum.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from shoal.strategies.averaging.worker import RoundOrder, StepRank
 from tests.support import PATIENCE
 
 JOB: dict[str, Any] = {
-    "data": {"source": "rcv1-like", "rows": 410, "features": 1_000, "batch": 20},  # 21 slots, the last with ten rows
+    # 21 slots, the last with ten rows.
+    "data": {"source": "rcv1-like", "rows": 410, "features": 1_000, "batch": 20},
     "strategy": "allreduce",
     "stop": {"epochs": 2},
     "workers": 4,
@@ -39,7 +43,7 @@ class Table:
 
 
 class Together:
-    """A group of threads."""
+    """A group of ranks that are threads."""
 
     sent = received = 0
 
@@ -58,7 +62,10 @@ class Together:
 
 
 def run(of: Job, dataset: Dataset, spoil: int | None = None) -> list[Floats | Exception]:
-    """What every rank has in the end; ``spoil``: a rank whose memory is no good."""
+    """Returns the final weights or error of every rank.
+
+    ``spoil``: a rank whose memory is corrupted.
+    """
     table, found = Table(of.workers), [np.empty(0, np.float32)] * of.workers
     left: list[Floats | Exception] = list(found)
 
@@ -91,7 +98,8 @@ def dataset() -> Dataset:
     [
         {},
         {"strategy__combine": "sum"},
-        {"update__rule": "momentum", "update__step": 0.1, "model": "hinge"},  # rolls on where the gradient is 0
+        # Momentum also moves weights whose gradient is 0.
+        {"update__rule": "momentum", "update__step": 0.1, "model": "hinge"},
         {"update__rule": "adam", "model__l2_per_count": 0.1},
         {"update__rule": "ftrl"},
     ],

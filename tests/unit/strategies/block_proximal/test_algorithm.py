@@ -1,4 +1,7 @@
-"""A whole block-proximal run in one thread: whatever the order of messages, whoever comes and goes."""
+"""A whole block-proximal run in one thread has the same result in any order of messages.
+
+Workers join and leave during it.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ BLOCKS: dict[str, Any] = {
     "strategy": "block-proximal", "strategy.blocks": 6, "strategy.recheck": 2, "update.l1": 0.3, "stop.epochs": 8,
     "evaluate.every": 1.0,
 }  # fmt: skip
-NEAR = 1e-4  # of the objective, when it is solved
-ABOUT = 0.03  # on the way there
+NEAR = 1e-4  # relative to the objective, when it is solved
+ABOUT = 0.03  # before it is solved
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def objective(weights: npt.NDArray[np.float32], rows: Dataset, l1: float = BLOCK
     return objective_at(sparse(rows.train), Linear(), weights, l1)["objective"]
 
 
-# ---------------------------------------------------------------- the same run, whoever computes
+# ---------------------------------------------------------------- the same run with any workers
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
@@ -115,8 +118,9 @@ def test_parts_of_workers_that_are_gone_are_taken_over(rows: Dataset, delay: int
     ship.home()
     assert [event.name for event in ship.all(Gone)] == ["worker-1", "worker-0"]
     assert ship.slots_done() == 8 * 6 * 4 and not ship.scheduler.workload.voids
-    # Who takes a part over does not know how far its margins moved last, and with a delay reads weights that may be newer than
-    # they need be: no longer the same run, and no worse.
+    # A worker that takes over a part does not know how far its margins moved last, and with a
+    # delay it reads weights that may be newer than necessary: no longer the same run, but no
+    # worse.
     assert objective(ship.weights, rows) == pytest.approx(objective(serial(ship.job, rows), rows), rel=ABOUT)
 
 
@@ -210,7 +214,7 @@ def test_a_rule_of_ones_own_needs_servers_that_import_it() -> None:
 
 
 def test_the_example_of_the_docs_gives_the_same_bits(rows: Dataset) -> None:
-    """examples/proximal_step.py: the step as a user would write it, by its name (S1-28)."""
+    """A user writes the step of examples/proximal_step.py, and uses it by its name (S1-28)."""
     path = Path(__file__).parents[4] / "examples"
     sys.path.insert(0, str(path))
     try:

@@ -1,4 +1,4 @@
-"""Parts of the rows on a worker's shelf: made once, let go when they are somebody else's."""
+"""A worker makes its parts of the rows once, and drops those that move to another worker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shelf_of(data: CsrFile, turns: BlockOrder) -> ColumnParts:
 def test_a_part_is_made_once_and_has_its_rows(rows: Dataset) -> None:
     data = sparse(rows.train)
     shelf = shelf_of(data, BlockOrder(data.rows, parts=4, blocks=6, seed=0))
-    part, later = shelf.local((0, 5)), shelf.local((1, 9))  # both part 1
+    part, later = shelf.local((0, 5)), shelf.local((1, 9))  # both are part 1
     columns = part.columns()
     assert later.columns() is columns and columns.rows == 100
     assert (columns.nonzeros, columns.blocks) == (part.nonzeros, 6)
@@ -50,7 +50,7 @@ def test_a_part_that_is_not_asked_for_any_more_is_let_go(rows: Dataset) -> None:
     first = shelf.local((0, 0)).columns()
     for of_pass in range(3):
         shelf.local((of_pass, 1))
-    assert shelf.local((2, 0)).columns() is first  # it was away for two passes
+    assert shelf.local((2, 0)).columns() is first  # unused for two passes
     for of_pass in range(2, 6):
         shelf.local((of_pass, 1))
     assert shelf.local((6, 0)).columns() is not first

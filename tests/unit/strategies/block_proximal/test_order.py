@@ -1,4 +1,4 @@
-"""Blocks take turns, parts of the rows stay with their workers."""
+"""Blocks take turns, and parts of the rows stay with their workers."""
 
 from __future__ import annotations
 
@@ -59,4 +59,5 @@ def test_a_part_stays_with_its_worker_and_moves_whole_when_that_is_gone() -> Non
     assert [sorted({slot % 4 for slot in had[worker]}) for worker in (1, 2, 3)] == [[0, 3], [1], [2]]
     work.leave(2, died=True)
     again = {worker: work.deal(worker, 40)[0] for worker in (1, 3)}
-    assert (again[1], sorted(again[3])) == ([], sorted(had[2]))  # all of part 1 to one worker, whose turn it is now
+    # All of part 1 goes to one worker, whose turn it is now.
+    assert (again[1], sorted(again[3])) == ([], sorted(had[2]))

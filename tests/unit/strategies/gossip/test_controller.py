@@ -1,4 +1,4 @@
-"""What the process that was called says to workers that gossip, and what it makes of what they say."""
+"""The controller of a gossip run sends legs to workers and processes their reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLAB = np.ones(5, np.float32)
 
 
 def home(graph: Graph | None = None, rows: int = 1) -> GossipController:
-    """A slot has ``rows`` rows."""
+    """Returns a controller; a slot has ``rows`` rows."""
     graph = graph or Gossip().graph(len(NAMES), 0)
     parts = Shards(Slots(100 * rows, rows, 0), len(NAMES))
     return GossipController(NAMES, {name: f"memory:{name}" for name in NAMES}, graph, parts, "sync", False)
@@ -75,7 +75,8 @@ def test_a_worker_that_speaks_for_the_first_time_is_told_its_leg_at_once() -> No
     set_off(node)
     assert set(said(node.handle(1, Received("worker-2", GossipProgressReport(0, 0, 0, 0.0))), Leg)) == {"worker-2"}
     node.handle(2, Received("worker-2", GossipProgressReport(1, 0, 0, 0.0)))
-    assert node.handle(3, Received("worker-2", GossipProgressReport(0, 0, 0, 0.0))) == []  # late: it has the leg
+    # Late: it already has the leg.
+    assert node.handle(3, Received("worker-2", GossipProgressReport(0, 0, 0, 0.0))) == []
 
 
 def test_what_comes_of_another_leg_changes_nothing_and_is_answered() -> None:
@@ -110,7 +111,10 @@ def test_that_somebody_is_gone_is_told_to_those_that_do_not_rest_and_its_model_i
 
 
 def test_a_leg_is_told_again_with_the_weights_that_the_others_have_though_somebody_was_lost_since() -> None:
-    """With new weights for some the sum of all models would not be kept (gossip seed 7)."""
+    """Resent legs must have the old weights.
+
+    With new weights for some workers the sum of all models would not be kept (gossip seed 7).
+    """
     node = home(Gossip(topology="star").graph(len(NAMES), 0))
     slots = {name: ids(at, at + 4) for at, name in enumerate(NAMES)}
     before = said(node.set_off(0, slots), Leg)
@@ -130,7 +134,10 @@ def test_the_last_to_be_done_is_lost_and_the_others_are_asked() -> None:
 
 
 def test_push_sum_steps_are_not_divided_by_weights_any_more_once_the_workers_were_apart() -> None:
-    """Also where those who are left are connected again: a weight that went to nothing stays so (gossip seed 3401272)."""
+    """This also holds where the remaining workers are connected again.
+
+    A weight that went to zero stays zero (gossip seed 3401272).
+    """
     node = home(Gossip(topology="one-way").graph(3, 0))
 
     def push_sum() -> set[int]:
@@ -138,7 +145,7 @@ def test_push_sum_steps_are_not_divided_by_weights_any_more_once_the_workers_wer
         return {leg.push_sum for leg in legs if isinstance(leg, Leg)}
 
     assert push_sum() == {1}
-    node.lose(1, "worker-1")  # worker-2 tells worker-0, and hears of nobody
+    node.lose(1, "worker-1")  # worker-2 sends to worker-0, and receives from nobody
     node.lose(2, "worker-0")
     assert node.was_apart and push_sum() == {2}
 
@@ -160,9 +167,8 @@ def test_what_is_told_twice_or_late_is_counted_once() -> None:
 def test_a_gradient_of_a_round_that_is_not_done_counts_neither_as_rows_nor_as_loss() -> None:
     node = home(rows=8)
     node.set_off(0, {"worker-0": ids(1, 2, 3)})
-    node.handle(
-        1, Received("worker-0", GossipProgressReport(1, 1, 16, 8.0))
-    )  # in round 2, of which it has the gradient
+    # In round 2, whose gradient it already has.
+    node.handle(1, Received("worker-0", GossipProgressReport(1, 1, 16, 8.0)))
     fresh = node.take_progress()
     assert (fresh.slots, fresh.rows, fresh.loss) == (1, 8, 4.0)
     node.handle(1, Received("worker-0", LegDone(1, [3, 24, 12.0, 0, 0])))

@@ -1,4 +1,7 @@
-"""The legs of a gossip run: what is dealt, what is counted, and what becomes of the slots of a worker that is lost."""
+"""The legs of a gossip run: what is dealt, and what is counted.
+
+Also what happens to the slots of a lost worker.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ def test_in_the_first_leg_everybody_shows_its_model_and_has_no_slots() -> None:
 
 
 def test_a_worker_is_ready_once_however_often_it_says_so() -> None:
-    """Of two at a time it rests without its model first, and again with it: each was told as one that joins."""
+    """In async mode a worker rests first without its model, and again with it.
+
+    Before the fix each of these reports was announced as a join.
+    """
     made, ready = controller(), list[str]()
     made.on_ready = ready.append
     made.begin(0)
@@ -109,7 +115,7 @@ def test_what_a_lost_worker_had_not_reported_is_dealt_to_the_others() -> None:
         "worker-0",
         "worker-2",
     }
-    assert made.lose(SECOND, "worker-1") is None  # that is known
+    assert made.lose(SECOND, "worker-1") is None  # already known
     for name in made.living:
         rest(made, name)
     made.end_leg(SECOND)
@@ -137,7 +143,10 @@ def test_all_that_live_are_dismissed_at_the_end() -> None:
 
 
 def test_rounds_in_which_only_others_have_slots_are_not_held_against_a_worker() -> None:
-    """All learn equally fast, but the first leg made worker-0 seem faster: who was dealt less must not seem slow for that."""
+    """A worker that was dealt fewer slots must not count as slow because of that.
+
+    All learn equally fast, but the first leg made worker-0 seem faster.
+    """
     graph = Gossip(mode="async").graph(len(NAMES), 0)
     parts = Shards(Slots(1_000, 1, 0), len(NAMES))
     made = GossipController(NAMES, dict.fromkeys(NAMES, ""), graph, parts, "async", by_speed=True)
@@ -146,7 +155,8 @@ def test_rounds_in_which_only_others_have_slots_are_not_held_against_a_worker() 
         rest(made, name)
     parts.share([8.0, 1.0, 1.0])
     now = SECOND
-    for _ in range(8):  # a slot takes everybody a tenth of a second; without slots nobody goes on
+    # A slot takes every worker a tenth of a second; without slots a worker does not go on.
+    for _ in range(8):
         made.next_leg(now, 300, None)
         done = {name: LegDone(made.leg, [made.rounds, len(one.slots), 1.0, 0, 0]) for name, one in made.states.items()}
         for name in sorted(NAMES, key=lambda name: len(made.states[name].slots)):
@@ -171,7 +181,7 @@ def test_models_are_asked_for_when_the_last_is_done(last: str) -> None:
     assert [one.to for one in asked if isinstance(one, Send) and isinstance(one.message, Show)] == NAMES
 
 
-# ---------------------------------------------------------------- how long legs are, and who gets how much of one
+# ---------------------------------------------------------------- lengths of legs, and shares
 
 
 def leg(pace: LegPace, took: float, slots: dict[str, int], done: dict[str, float] | None = None) -> None:
@@ -194,7 +204,7 @@ def test_legs_grow_until_they_take_as_long_as_they_should() -> None:
 def test_a_leg_is_longer_where_the_pause_before_it_was() -> None:
     pace = LegPace("sync")
     leg(pace, 1.0, {})
-    assert pace.rounds(102.0, 1_000, None) == FASTER  # of one at the beginning
+    assert pace.rounds(102.0, 1_000, None) == FASTER  # starting from one round
     for _ in range(9):
         found = pace.rounds(102.0, 1_000, None)
     assert found == 1_000 * SHARE

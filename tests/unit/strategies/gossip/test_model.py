@@ -1,4 +1,7 @@
-"""A worker's own model: gradient, mean and step, in the order of S3-09; and whose rows are whose."""
+"""A worker's own model computes gradient, mean and step in the order of S3-09.
+
+Also which rows belong to which worker.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,7 @@ def test_how_far_models_are_apart_is_told_of_the_weights_alone() -> None:
     apart.take(slabs(3.0, 3.0, 3.0))
     assert apart.spread()["distance"] == 0.0 and (apart.mean == 3.0).all()
     apart.take([(np.full((1001, 1), 3.0, np.float32), 1.5), (np.full((1001, 1), 1.0, np.float32), 0.5)])
-    assert (apart.mean == 2.5).all()  # of push-sum: by what each has of the whole
+    assert (apart.mean == 2.5).all()  # push-sum: weighted by each worker's share of the whole
     apart.take(slabs(1.0, np.nan))
     assert apart.spread() == {}
 

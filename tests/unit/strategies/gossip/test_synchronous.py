@@ -1,4 +1,7 @@
-"""How far a neighbour is, heard before one's own leg has begun: it is not asked for again."""
+"""A worker may learn a neighbour's progress before its own leg begins.
+
+It does not ask for it again.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ SIZE = 3
 
 
 def hand(node: GossipWorker, sender: str, message: object, arrays: object = ()) -> list[Effect]:
-    """One message, and whatever is computed for it."""
+    """Hand one message to the node, and compute everything that follows."""
     effects = node.handle(SECOND, Received(sender, message, arrays))  # type: ignore[arg-type]
-    for effect in effects:  # it grows meanwhile
+    for effect in effects:  # the list grows meanwhile
         if isinstance(effect, Compute):
             effects += node.handle(SECOND, Computed(effect.token, effect.function()))
     return effects
@@ -32,7 +35,8 @@ def hand(node: GossipWorker, sender: str, message: object, arrays: object = ()) 
 
 def test_one_that_is_in_the_next_leg_already_is_not_waited_for_when_our_own_begins() -> None:
     node = GossipWorker("b", SimulatedGossipModel(np.ones(SIZE, np.float32)), chance=Random(0))
-    before, after = GossipLink("a", "ipc://a", 0.5), GossipLink("c", "ipc://c", 0.5)  # a -> b -> c, and round again
+    # A -> b -> c -> a.
+    before, after = GossipLink("a", "ipc://a", 0.5), GossipLink("c", "ipc://c", 0.5)
     hand(node, "c", Reached(1, 0))
     hand(node, "a", Offer(1, 0, 0.5), (np.full(SIZE, 3, np.float32),))
     said = hand(node, "home", Leg(1, 1, 0.5, [before], [after], 1), (np.empty(0, np.uint64),))

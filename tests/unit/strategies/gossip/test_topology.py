@@ -1,4 +1,4 @@
-"""Graphs by name and from files: their links, whether they hold together, and how soon all agree."""
+"""Graphs by name and from files: their links, their connectivity, their rate of agreement."""
 
 from __future__ import annotations
 

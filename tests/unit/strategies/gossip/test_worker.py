@@ -1,4 +1,7 @@
-"""Workers that gossip, driven by hand: the order of a round (S3-09), what is lost, repeated or late, and neighbours that are gone (F40)."""
+"""Drives gossip workers by hand: the order of a round (S3-09), and lost neighbours (F40).
+
+Messages are lost, repeated or late.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ SIZE = 3
 
 
 class Room:
-    """Workers whose letters lie on a table until somebody hands them over."""
+    """Workers whose messages wait on a table until they are delivered."""
 
     def __init__(self, graph: Graph, mode: str = "sync", **about: Any) -> None:
         self.graph, self.now = graph, limits.SECOND
@@ -58,13 +61,13 @@ class Room:
         ]
         self.table: deque[Send] = deque()
         self.senders: deque[str] = deque()
-        self.home: list[tuple[str, Any, Any]] = []  # what was said to it
+        self.home: list[tuple[str, Any, Any]] = []  # messages to the controller
         self.computing: list[tuple[str, Compute]] = []
         self.others: list[Effect] = []
         self.wakes: dict[str, int] = {}
 
     def hand(self, i: int, event: Event) -> None:
-        """One event to a worker."""
+        """Hand one event to a worker."""
         for effect in self.nodes[i].handle(self.now, event):
             match effect:
                 case Send("home", message, arrays):
@@ -95,7 +98,10 @@ class Room:
         self.say(i, Leg(number, rounds, w[i][i], hears, tells, push_sum), (np.array(slots, np.uint64),))
 
     def deliver(self, keep: Callable[[str, Send], bool] = lambda sender, letter: True) -> None:
-        """Hand over all letters, and those that come of it; without those that are not to be kept. All is computed on the way."""
+        """Deliver all messages and those that follow, and compute everything meanwhile.
+
+        Messages that ``keep`` rejects are lost.
+        """
         self.compute()
         for _ in range(10_000):
             if not self.table and not self._is_due():
@@ -119,7 +125,7 @@ class Room:
             self.hand(int(name[1:]), Computed(work.token, work.function()))
 
     def wait(self, nanoseconds: int) -> None:
-        """Time goes by for all."""
+        """Let time pass for all workers."""
         self.now += nanoseconds
         for i in range(len(self.nodes)):
             self.hand(i, Tick())
@@ -152,7 +158,8 @@ def test_rounds_are_the_matrix_product_minus_steps_at_the_weights_before_the_mea
     topology: str, nodes: int, quick: int
 ) -> None:
     room, rounds = Room(graph_of(topology, nodes), quick=quick), 4
-    room.leg(1, rounds, lambda i: [10 * i + k for k in range(rounds - i % 2)])  # some have no slot in the last round
+    # Some have no slot in the last round.
+    room.leg(1, rounds, lambda i: [10 * i + k for k in range(rounds - i % 2)])
     room.deliver()
     now, w = room.starts.astype(np.float64), room.graph.mixing()
     for k in range(rounds):
@@ -183,13 +190,13 @@ def test_offers_that_come_twice_late_or_from_strangers_change_nothing() -> None:
 
     def twice(sender: str, letter: Send) -> bool:
         room.say(int(letter.to[1:]), letter.message, letter.arrays, sender)
-        for old_sender, old in again[-40:]:  # of rounds that are over, too
+        for old_sender, old in again[-40:]:  # also of rounds that are over
             room.say(int(old.to[1:]), old.message, old.arrays, old_sender)
         again.append((sender, letter))
         return True
 
     room.say(0, Offer(1, 0), (np.ones(SIZE, np.float32),), "stranger")
-    room.say(0, Offer(1, 0), (np.ones(SIZE + 1, np.float32),), "w1")  # not our model
+    room.say(0, Offer(1, 0), (np.ones(SIZE + 1, np.float32),), "w1")  # not the size of our model
     room.say(0, Offer(1, 0), (), "w1")
     room.say(0, Offer(1, 0, float("nan")), (np.ones(SIZE, np.float32),), "w1")
     room.deliver(twice)
@@ -199,7 +206,8 @@ def test_offers_that_come_twice_late_or_from_strangers_change_nothing() -> None:
 def test_who_lacks_an_offer_asks_for_it_and_gets_that_of_the_round_before_too() -> None:
     room = pair()
     room.leg(1, 2)
-    room.deliver(lambda sender, letter: sender != "w0")  # all that w0 says is lost; it has w1's, and is in round 1
+    # All messages of w0 are lost; it has w1's offer, and is in round 1.
+    room.deliver(lambda sender, letter: sender != "w0")
     assert [node.mixer.round for node in room.nodes] == [1, 0]
     assert room.nodes[1].mixer.lacking() == ["w0"]
     room.wait(DEFAULT.resend_first + 1)
@@ -217,7 +225,7 @@ def test_offers_of_a_leg_that_one_has_not_heard_of_are_kept_for_it() -> None:
     room.leg(1, 1)
     room.deliver()
     room.leg_of(0, 2, 1, [])
-    room.deliver()  # w1 hears the offer, and not yet of the leg
+    room.deliver()  # w1 receives the offer, but not yet the leg
     room.leg_of(1, 2, 1, [])
     room.deliver()
     assert [node.mixer.round for node in room.nodes] == [1, 1]
@@ -225,7 +233,7 @@ def test_offers_of_a_leg_that_one_has_not_heard_of_are_kept_for_it() -> None:
 
 
 def living_mean(room: Room, gone: int, before: np.ndarray[Any, Any]) -> None:
-    """The sum over those who live is what it was."""
+    """Check that the sum over the living workers is unchanged."""
     living = [i for i in range(len(room.nodes)) if i != gone]
     assert np.allclose(room.weights[living].sum(0), before[living].sum(0), atol=5e-6)
 
@@ -239,7 +247,8 @@ def test_who_loses_a_neighbour_goes_on_with_its_weight_and_the_sum_of_the_living
         if phase == "before the leg" and i == 3:
             continue
         room.leg_of(i, 1, 3, [])
-    if phase == "with its offer":  # of its first round all have it, and none has used it: w1 is slow
+    # All have w3's offer of the first round, and none has used it: w1 is slow.
+    if phase == "with its offer":
         held = [(s, one) for s, one in zip(room.senders, room.table, strict=True) if s != "w1"]
         room.table, room.senders = deque(one for _, one in held), deque(s for s, _ in held)
         room.deliver(lambda sender, letter: sender == "w3" and letter.to != "w1")
@@ -251,7 +260,7 @@ def test_who_loses_a_neighbour_goes_on_with_its_weight_and_the_sum_of_the_living
     for i in (0, 2):
         room.say(i, Without(1, "w3"))
     for _ in range(3):
-        room.wait(DEFAULT.resend_first + 1)  # what was held back is asked for
+        room.wait(DEFAULT.resend_first + 1)  # what was held back is requested again
         room.deliver(lambda sender, letter: "w3" not in (sender, letter.to))
     assert [node.mixer.round for node in room.nodes[:3]] == [3, 3, 3]
     living_mean(room, 3, room.starts.astype(np.float64))
@@ -260,7 +269,8 @@ def test_who_loses_a_neighbour_goes_on_with_its_weight_and_the_sum_of_the_living
 def test_what_a_neighbour_may_have_taken_along_is_counted() -> None:
     room = pair()
     room.leg(1, 2)
-    room.deliver(lambda sender, letter: sender != "w0")  # w1 dies in its first round, of which w0 has its offer
+    # w1 dies in its first round, whose offer w0 has.
+    room.deliver(lambda sender, letter: sender != "w0")
     assert room.nodes[0].mixer.round == 1
     room.say(0, Without(1, "w1"))
     room.deliver(lambda sender, letter: False)
@@ -323,7 +333,7 @@ def test_nobody_runs_ahead_of_who_hears_it_even_if_it_hears_nobody() -> None:
     room.leg(1, 50, push_sum=2)
     room.deliver(lambda sender, letter: letter.to != "w2")
     assert [node.mixer.round for node in room.nodes] == [2, 1, 0], "one round each, and their letters are few"
-    for _ in range(3):  # what was lost is asked for, round by round
+    for _ in range(3):  # lost messages are requested again, round by round
         room.wait(DEFAULT.resend_most)
         room.deliver()
     assert [node.mixer.round for node in room.nodes] == [50, 50, 50]
@@ -361,7 +371,7 @@ def test_an_answer_counts_whatever_who_asked_has_become_meanwhile() -> None:
     room = pair("async")
     room.leg_of(0, 1, 2, [5, 6])
     room.leg_of(1, 1, 0, [])
-    for _ in range(9):  # it learns on while its first question is open
+    for _ in range(9):  # w0 goes on learning while its first question is open
         room.compute()
         room.hand(0, Tick())
     assert room.models[0].slots == [5, 6]
@@ -406,7 +416,7 @@ def test_who_asked_one_that_is_gone_goes_on_and_who_moved_towards_it_counts_that
     dead = asked["w0"]
     other = next(name for name in ("w1", "w2") if name != dead)
     question = Meet((1 << 32) + 1)
-    room.say(int(other[1:]), question, (room.starts[int(dead[1:])],), dead)  # its last word
+    room.say(int(other[1:]), question, (room.starts[int(dead[1:])],), dead)  # its last message
     for name in ("w0", other):
         room.say(int(name[1:]), Without(1, dead))
     room.deliver(lambda sender, letter: dead not in (sender, letter.to))
@@ -446,7 +456,7 @@ def test_a_worker_that_is_done_meets_others_until_all_are_and_then_shows_a_model
     assert np.array_equal(room.models[0].weights, shown)
 
 
-# ---------------------------------------------------------------- home
+# ---------------------------------------------------------------- messages to the controller
 
 
 def test_a_worker_rests_until_it_is_heard_and_goes_when_it_is_over() -> None:
@@ -466,7 +476,10 @@ def test_a_worker_rests_until_it_is_heard_and_goes_when_it_is_over() -> None:
 
 
 def test_a_worker_is_done_with_its_own_slots_and_answers_those_who_have_more() -> None:
-    """Else all would meet as often as the fastest, and a leg over slow links would hardly end."""
+    """Otherwise all would meet as often as the fastest worker.
+
+    Then a leg over slow links would hardly end.
+    """
     room = pair("async")
     room.leg_of(0, 1, 4, [1])
     room.leg_of(1, 1, 4, [2, 3, 4, 5])
@@ -479,7 +492,7 @@ def test_home_hears_how_far_a_worker_is_and_whom_it_waits_for() -> None:
     room = pair()
     room.leg_of(0, 1, 3, [1, 2, 3])
     room.deliver(lambda sender, letter: False)
-    room.leg_of(0, 1, 3, [1, 2, 3])  # said again: it is answered at once
+    room.leg_of(0, 1, 3, [1, 2, 3])  # repeated: it is answered at once
     said = [message for _, message, _ in room.home if isinstance(message, GossipProgressReport) and message.leg]
     assert [(one.leg, one.rounds, one.rows, one.lacks) for one in said] == [(1, 0, 1, [])]
     room.wait(DEFAULT.heartbeat + 1)

@@ -1,4 +1,4 @@
-"""Words that several threads change at once."""
+"""Several threads change words at the same time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_word_is_changed_only_from_what_it_was_taken_for() -> None:
 
 def test_who_waits_for_a_lock_gets_it_when_somebody_else_frees_it() -> None:
     words = np.zeros(2, np.int64)
-    words[1] = 7  # of one that died with it
+    words[1] = 7  # the lock of a worker that died
     waiting = threading.Thread(target=lock, args=(words, 1, 2))
     waiting.start()
     assert kernels.changed(words, 1, 7, 0) == 7

@@ -1,4 +1,7 @@
-"""The racing loops: alone each is a serial method to the bit, and together they count every slot once."""
+"""A single racing loop equals a serial method bit for bit.
+
+Together the loops count every slot once.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ def _counts(rows: Batch) -> Any:
 
 
 def _row_by_row(order: Ids) -> Ids:
-    """The rows of slots in this order."""
+    """Returns the rows of slots in this order."""
     return np.concatenate([np.arange(slot * SIZE, min((slot + 1) * SIZE, COUNT)) for slot in order])
 
 
@@ -112,7 +115,8 @@ def test_with_one_worker_a_copy_of_the_hot_keys_changes_nothing(rows: Batch, rul
     plain, split = Table(_race(rows, "example", rule)), Table(_race(rows, "hot_cold", rule, hot=100, merge=7))
     plain.run()
     split.run()
-    np.testing.assert_allclose(split.slab, plain.slab, rtol=2e-4, atol=2e-6)  # sums of another order
+    # Sums in another order.
+    np.testing.assert_allclose(split.slab, plain.slab, rtol=2e-4, atol=2e-6)
     assert split.sums[0, 0] == pytest.approx(plain.sums[0, 0], rel=1e-6)
 
 
@@ -131,7 +135,7 @@ def test_four_threads_compute_every_slot_once_and_learn_what_one_learns(rows: Ba
     table.together()
     assert table.tally.all() and np.isfinite(table.slab).all()
     assert table.desk[CELLS:, SLOTS].sum() == SLOTS_OF_ALL and table.desk[CELLS:, ROWS].sum() == COUNT
-    assert table.desk[CURSOR, 0] == SLOTS_OF_ALL + 4  # each found once that there were no more
+    assert table.desk[CURSOR, 0] == SLOTS_OF_ALL + 4  # each worker found once that no slot is left
     ours, theirs = (Linear().margins(rows, one.slab[:, 0].copy()) for one in (table, alone))
     sides = np.where(rows.labels > 0, 1.0, -1.0)
     assert np.logaddexp(0, -sides * ours).mean() == pytest.approx(np.logaddexp(0, -sides * theirs).mean(), rel=0.15)
@@ -173,7 +177,7 @@ def test_a_plan_made_elsewhere_gives_the_same_steps(rows: Batch, way: str) -> No
 
 def test_the_lock_of_the_dead_is_freed_and_nobody_elses(rows: Batch) -> None:
     table = Table(_race(rows, "locked"), workers=2)
-    table.desk[LOCK, 0] = 2  # worker 1 died with it
+    table.desk[LOCK, 0] = 2  # worker 1 died with the lock
     assert not free(table.desk, 0) and free(table.desk, 1)
     assert table.run(worker=0) == SLOTS_OF_ALL
 
@@ -215,7 +219,8 @@ def test_rows_longer_than_a_block_are_whole() -> None:
 def test_what_two_learned_apart_is_added_up_but_the_bias_goes_half_way() -> None:
     slab = np.array([[5.0, 5.0], [2.0, 1.0], [0.0, 0.0], [1.0, 7.0]], np.float32)  # the bias last
     hot = np.array([3, 1, 2])
-    base = np.array([[0.1, 3.0], [1.0, 1.0], [0.0, 0.0]], np.float32)  # others have changed 3 and 1 since
+    # Others have changed 3 and 1 since.
+    base = np.array([[0.1, 3.0], [1.0, 1.0], [0.0, 0.0]], np.float32)
     mine = base + np.array([[0.4, 2.0], [0.25, 0.5], [0.125, 1.0]], np.float32)
     kernels.merge(slab, hot, mine, base, np.uint64(1))
     np.testing.assert_allclose(slab, [[5.0, 5.0], [2.25, 1.5], [0.125, 1.0], [0.75, 9.0]])

@@ -1,4 +1,4 @@
-"""Workers of a Hogwild run as they are reported: who left, and who ended by itself."""
+"""A Hogwild run reports its workers: which left, and which ended by themselves."""
 
 from __future__ import annotations
 

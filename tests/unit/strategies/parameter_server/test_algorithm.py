@@ -1,4 +1,7 @@
-"""Pull, gradient, push: what a strategy sends, in which order, and what it waits for. The servers are played by hand."""
+"""A strategy pulls, computes gradients and pushes; the test answers as the servers would.
+
+What it sends, in which order, and what it waits for.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ ROWS, PER_PASS = 100, 20
 
 
 class Paper:
-    """A lane of slots, each with one row; the server's side of the road is this test."""
+    """A lane of slots, each with one row; the test plays the server."""
 
     def __init__(self, strategy: ParameterServer, slots: int) -> None:
         self.worker = Worker("me", "worker", "token")
@@ -44,10 +47,11 @@ class Paper:
         self.refused: dict[Slot, str] = {}
         self.newers = 0
         self.left: set[Slot] = set()
+        # Whether the scheduler admits newer weights at once.
         self.heard, self.admitting = (
             True,
             Task("admit"),
-        )  # whether whoever deals hears at once of weights that are newer
+        )
         self.counted: list[Slot] = []
         self.losses: list[float] = []
         self.sent: list[Any] = []
@@ -131,7 +135,8 @@ class Paper:
         return found
 
     def answer(self, pull: m.Pull, versions: list[int] | None = None) -> None:
-        # Of a table in steps the version is that of the step which the pull waits for, unless somebody took it already.
+        # In a step table the version is that of the step which the pull waits for, unless that
+        # step was taken already.
         versions = [max(pull.clock, 0)] if versions is None else versions
         values = m.Values(pull.request, pull.count, versions, entered=0 if pull.enter else m.NO_CLOCK)
         self.feed(Received("ann", values, [np.zeros(pull.count, np.float32)]))
@@ -139,13 +144,13 @@ class Paper:
     def count(self, push: m.Push) -> None:
         if push.ahead < 0:
             self.feed(Received("ann", m.Counted(push.request, new=True)))
-        else:  # it asked for the weights of the next slot as well
+        else:  # it also asked for the weights of the next slot
             values = m.Values(push.request, push.ahead, [1])
             self.feed(Received("ann", values, [np.zeros(push.ahead, np.float32)]))
 
 
 def play(lane: Paper, counting: bool = True) -> list[m.Push]:
-    """Answer everything as it comes; the pushes, in order."""
+    """Answer every message as it arrives; return the pushes, in order."""
     pushes: list[m.Push] = []
     while lane.sent:
         message = lane.sent.pop(0)
@@ -223,11 +228,11 @@ def test_so_many_pulls_are_under_way_beyond_the_one_that_is_needed(prefetch: int
     assert [pull.count for pull in pulls] == [1] * (prefetch + 1)
     lane.answer(pulls[0])
     assert len(lane.take(m.Push)) == 1
-    assert len(lane.take(m.Pull)) == 1  # one is used up, one more is asked for
+    assert len(lane.take(m.Pull)) == 1  # one is used up, one more is requested
 
 
 class Beside(Paper):
-    """A lane that computes beside its loop: nothing is done before it is told so."""
+    """A lane that computes beside its loop: a computation ends only when ``compute`` is called."""
 
     def __init__(self, strategy: ParameterServer, slots: int) -> None:
         self.computing: list[tuple[int, Task]] = []
@@ -241,7 +246,7 @@ class Beside(Paper):
     early = gradient
 
     def compute(self) -> int:
-        """Finish the first that was begun."""
+        """Finish the first computation that was begun."""
         slot, task = self.computing.pop(0)
         bad = np.nan if slot in self.bad else 1.0
         task.finish((float(slot), np.array([bad], np.float32)))
@@ -298,7 +303,8 @@ def test_a_gradient_that_is_refused_leaves_the_one_that_was_begun_early() -> Non
 
 def test_weights_that_are_newer_than_their_step_are_reported() -> None:
     lane = Paper(Sync(slots_per_step=2, prefetch=0), slots=3)
-    # Slots 0 and 1 are of step 0: one segment had taken it, or all had, and then nothing counts. Slot 2 is of step 1.
+    # Slots 0 and 1 are of step 0: either one segment had taken it, or all had, and then nothing
+    # counts. Slot 2 is of step 1.
     for versions, newers in (([0, 1], 1), ([1, 1], 1), ([1, 1], 1)):
         (pull,) = lane.take(m.Pull)
         lane.answer(pull, versions)
@@ -306,7 +312,10 @@ def test_weights_that_are_newer_than_their_step_are_reported() -> None:
 
 
 def test_a_slot_of_which_some_weights_are_newer_is_pushed_when_that_is_known() -> None:
-    """Whoever pushed it may die right after: the model would not be the serial run's, and nobody could say why."""
+    """The worker that pushed it may die right after that.
+
+    The model would differ from the serial run's, and nobody could say why.
+    """
     lane = Paper(Sync(slots_per_step=2, prefetch=0), slots=1)
     lane.heard = False
     (pull,) = lane.take(m.Pull)
@@ -323,7 +332,7 @@ def test_a_slot_of_which_some_weights_are_newer_is_left_to_who_pushed_it() -> No
     (pull,) = lane.take(m.Pull)
     lane.answer(pull, [0, 1])
     assert lane.take(m.Push) == [] and lane.losses == []
-    (pull,) = lane.take(m.Pull)  # and on with the next
+    (pull,) = lane.take(m.Pull)  # the lane goes on with the next slot
     lane.answer(pull, [0, 0])
     assert len(lane.take(m.Push)) == 1
 
@@ -366,7 +375,8 @@ def test_a_push_of_a_range_brings_it_back_for_the_slot_after_the_next() -> None:
         else:
             lane.feed(Received("ann", m.Done(message.request)))
     assert [push.number for push in pushes] == [0, 1, 2, 3, 4, 5] and lane.losses == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    assert pulls == 2 and sum(push.pull for push in pushes) == 4  # a pull of its own only for those that come first
+    # Only the first slots need a separate pull.
+    assert pulls == 2 and sum(push.pull for push in pushes) == 4
     assert lane.whole.done and lane.whole.error is None
 
 
@@ -389,7 +399,7 @@ def test_a_bounded_pull_carries_the_clock_at_which_it_will_be_used() -> None:
             lane.answer(message)
         elif isinstance(message, m.Push):
             lane.count(message)
-    assert sorted(clocks) == [1, 2, 3, 4, 5, 6, 7, 8]  # slot n is used when n are pushed
+    assert sorted(clocks) == [1, 2, 3, 4, 5, 6, 7, 8]  # slot n is used when n slots are pushed
 
 
 @pytest.mark.parametrize("strategy", [Bounded(), Async()], ids=lambda strategy: strategy.name)
@@ -409,7 +419,7 @@ def test_who_has_nothing_to_do_parks_and_comes_back(strategy: ParameterServer) -
     (pull,) = lane.take(m.Pull)
     lane.answer(pull)
     (push,) = lane.take(m.Push)
-    assert lane.take(m.Park) == []  # not before all is counted
+    assert lane.take(m.Park) == []  # not before everything is counted
     lane.count(push)
     (park,) = lane.take(m.Park)
     lane.feed(Received("ann", m.Done(park.request)))

@@ -1,4 +1,4 @@
-"""How a run on the servers of others ends: its tables are forgotten, by whoever of it is still there."""
+"""A run on shared servers ends: one of its remaining clients drops its tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.strategies.parameter_server.group_cluster import GroupCluster
 
 
 class Client:
-    """One of the run's own."""
+    """A client of the run."""
 
     def __init__(self, closed: bool = False, lost: bool = False) -> None:
         self.closed, self._lost, self.dissolved = closed, lost, list[str]()

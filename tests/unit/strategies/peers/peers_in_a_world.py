@@ -1,4 +1,7 @@
-"""Peers on virtual time for the tests: a replica that counts, a evaluate that adds up, and a world that holds them."""
+"""Peers on virtual time, for tests: a replica that counts slots, an evaluation that adds up.
+
+A world holds the peers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ KEYS = 256
 
 
 class Counting:
-    """Every slot adds 1 to keys of its own: what was learned how often can be read off the weights."""
+    """A model where every slot adds 1 to its own keys.
+
+    The weights show what was learned how often.
+    """
 
     def __init__(self, keys: int = KEYS) -> None:
         self.weights_now, self.unsaid = np.zeros(keys, np.float32), np.zeros(keys, np.float32)
@@ -75,7 +81,7 @@ def weights_of(slots: Sequence[int], keys: int = KEYS) -> Floats:
 
 
 class Peers:
-    """A run."""
+    """A run of peers."""
 
     def __init__(
         self,
@@ -114,7 +120,7 @@ class Peers:
         return 1.0 / (1.0 + float(weights.sum())), {}
 
     def join(self) -> PeerNode:
-        """Through any of those that are here."""
+        """Add a peer, which joins through any peer that is here."""
         number = max(node.mesh.me.number for node in self.nodes.values()) + 1
         through = [
             (life, f"memory:{life}") for life, node in self.nodes.items() if node.mesh.has_model and not node.has_left
@@ -143,7 +149,7 @@ class Peers:
         assert self.world.run(lambda: bool(over), end, 2_000_000)
 
     def check(self, slots: int) -> None:
-        """All that live have the same weights, in which every counted slot is once."""
+        """Check that all living peers have the same weights, with every counted slot once."""
         for life, node in self.nodes.items():
             if node.has_left:
                 continue

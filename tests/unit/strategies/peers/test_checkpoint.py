@@ -1,4 +1,7 @@
-"""A run of peers on disk: all slots that are not counted, whichever pass they are of; and a book to go on with."""
+"""A checkpoint of a peer run has all slots that are not counted, of any pass.
+
+It also has the log with which the run continues.
+"""
 
 from __future__ import annotations
 

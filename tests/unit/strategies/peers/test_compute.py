@@ -1,4 +1,4 @@
-"""Visits to a model, and rows that take as long as is emulated."""
+"""Visits to a model, and rows that take as long as the emulation says."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_learning_and_taking_are_one_thing_so_nothing_is_lost_between_them() -> 
     assert found.change is not None
     taken = np.zeros_like(replica.weights_now)
     taken[found.change[0]] = found.change[1]
-    np.testing.assert_array_equal(taken, weights_of([0, 1, 2]))  # own changes only
+    np.testing.assert_array_equal(taken, weights_of([0, 1, 2]))  # only its own changes
     np.testing.assert_array_equal(replica.weights_now, weights_of([0, 1, 2, 7]))
     again = run_visit(replica, Visit(take=True), None)
     assert again.change is not None and not len(again.change[0])
@@ -62,7 +62,10 @@ def test_what_is_not_finite_is_told_to_nobody() -> None:
 
 
 def test_rows_take_as_long_as_they_are_to_be_emulated_without_drift() -> None:
-    """Every wait is 3 ms too long, and 1 ms passes between two visits: a thousand rows take a second all the same."""
+    """A thousand rows take a second, without drift.
+
+    Every wait is 3 ms too long, and 1 ms passes between two visits.
+    """
     now = [0]
 
     def wait(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What the one that leads decides, from its log alone."""
+"""The leader decides from its log alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START = p.EvaluationDone(0, 0.0, 0.0, 0, 0, 1.0, {}, None, 2, True, [1.0, 1.0, 0
 
 
 class Told:
-    """A leader that hears its own words, and its mesh."""
+    """A leader that receives its own messages, and its mesh."""
 
     leads, may_begin_to_lead, is_met, timing = "a", True, True, DEFAULT
 
@@ -87,7 +87,7 @@ def test_nothing_is_dealt_before_the_first_weights_are_judged() -> None:
 def test_everybody_has_work_ahead_by_its_own_pace() -> None:
     told = Told(StopRules(epochs=1_000), evaluate=1 << 60)
     told.look()
-    told.learn("a", 16, took=1_000)  # microseconds a slot: a thousand slots a second
+    told.learn("a", 16, took=1_000)  # microseconds per slot: a thousand slots a second
     told.learn("b", 16, took=10_000)
     assert dealt(told.look()) == {"a": 1_000, "b": 100}
     assert told.look() == [], "both have what they need"
@@ -146,7 +146,7 @@ def test_the_next_one_goes_on_from_what_was_said() -> None:
     after = Told(StopRules(epochs=3, patience=2), log=told.log)
     word = after.evaluate(0.7)
     assert word.number == 3 and not word.best
-    after.lead.end("nothing", now=True)  # patience has run out before: that reason stays
+    after.lead.end("nothing", now=True)  # patience had run out before: that reason stays
     (halt,) = after.look()
     assert halt == p.Halt("no improvement in 2 evaluations", judge=False)
 

@@ -1,4 +1,4 @@
-"""The model of a peer: what it changed, what others changed, and never one for the other."""
+"""A peer's model keeps its own changes and the changes of others apart."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_is_taken_is_what_was_changed_here(rule: str, scan: int, monkeypatc
     assert (np.diff(keys.astype(np.int64)) > 0).all()
     assert np.array_equal(keys, np.flatnonzero(own))
     assert np.allclose(values, own[keys.astype(np.int64)], atol=1e-6)
-    assert all(len(array) == 0 for array in one.take())  # told once
+    assert all(len(array) == 0 for array in one.take())  # each change is taken once
 
 
 def test_peers_that_told_each_other_everything_have_the_same_weights() -> None:

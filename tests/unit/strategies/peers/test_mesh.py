@@ -1,4 +1,7 @@
-"""Peers without a server: what is said reaches all or none, who comes misses nothing, and who is gone stays gone."""
+"""Peers without a server: a message reaches all or none.
+
+A peer that joins misses nothing, and a peer that is gone stays gone.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def word(slot: int) -> p.Learned:
 
 
 class Room:
-    """Meshes that hear each other at once, as long as the rule lets a message through."""
+    """Meshes that receive messages at once, if the rule lets them through."""
 
     def __init__(self, founders: int) -> None:
         who = [peer(number) for number in range(founders)]
@@ -83,7 +86,7 @@ def joined(room: Room, number: int, through: str = "w0", life: str = "") -> Mesh
     return room.add(Mesh(peer(number, life), through=[(through, "")]))
 
 
-# ---------------------------------------------------------------- what is said
+# ---------------------------------------------------------------- messages
 
 
 def test_a_word_is_heard_by_all_and_by_the_one_that_said_it() -> None:
@@ -149,10 +152,10 @@ def test_the_end_is_not_heard_before_what_was_counted_for_it() -> None:
     room = Room(3)
     room.wait(1)
     room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2")
-    room.say("w1", 7)  # w2 does not hear it
+    room.say("w1", 7)  # w2 does not receive it
     room.do("w0", room.meshes["w0"].publish(room.now, p.Halt("all is learned")))
     assert not any(isinstance(one.word, p.Halt) for one in room.heard["w2"])
-    # Both who know it die: for w2 there was no end.
+    # Both peers that know it die: for w2 the run has not ended.
     for life in ("w0", "w1"):
         room.kill(life)
         room.do("w2", room.meshes["w2"].mark_gone(room.now, life, "killed"))
@@ -162,7 +165,10 @@ def test_the_end_is_not_heard_before_what_was_counted_for_it() -> None:
 
 
 def test_who_owns_what_is_not_heard_before_who_did_until_then() -> None:
-    """Else whoever is new in an earlier list, which is late, would be taken for new in this one."""
+    """Owner lists arrive in order.
+
+    Otherwise a peer that is new in an earlier list, which is late, would count as new in this one.
+    """
     room = Room(3)
     room.wait(1)
     room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2" and isinstance(message, p.Relay))
@@ -189,12 +195,13 @@ def test_what_an_owner_tells_is_not_heard_before_it_was_heard_who_learned_it() -
     room = Room(4)
     room.wait(1)
     room.rule = lambda sender, to, message: not (sender == "w1" and to == "w2")
-    room.say("w1", 7)  # w2 does not hear it
+    room.say("w1", 7)  # w2 does not receive it
     owned = p.Owned([(0, {"w0": 3, "w1": 1}), (1, {"w1": 1})])
     room.do("w0", room.meshes["w0"].publish(room.now, owned, (np.array([4], np.uint64), np.ones(1, np.float32))))
     assert [one.word for one in room.heard["w3"]] == [word(7), owned]
     assert room.heard["w2"] == []
-    # All die who know what was learned: then nothing of it may be in the weights, for the slot is dealt again.
+    # All peers die that know what was learned: then nothing of it may be in the weights, because
+    # the slot is dealt again.
     for life in ("w0", "w1", "w3"):
         room.kill(life)
         room.do("w2", room.meshes["w2"].mark_gone(room.now, life, "killed"))
@@ -226,7 +233,7 @@ def test_what_an_owner_tells_waits_for_nobody_else() -> None:
     assert [one.word for one in room.heard["w2"]] == [owned]
 
 
-# ---------------------------------------------------------------- who is gone
+# ---------------------------------------------------------------- peers that are gone
 
 
 def test_what_one_that_died_told_only_some_is_handed_on() -> None:
@@ -290,7 +297,7 @@ def test_one_is_not_closed_while_somebody_has_heard_more_of_it() -> None:
 
 
 def test_one_is_not_closed_while_somebody_does_not_know_of_another_who_is_gone() -> None:
-    # w1 could still hear from w3, which hands on what w2 said.
+    # w1 could still receive messages from w3, which relays what w2 said.
     room = Room(4)
     room.wait(1)
     first = room.meshes["w0"]
@@ -329,12 +336,12 @@ def test_one_that_slept_holds_nobody_for_gone() -> None:
 def test_one_that_slept_gives_way_and_puts_nobody_out() -> None:
     room = Room(4)
     room.wait(1)
-    asleep = room.meshes.pop("w0")  # the first of all, and as many as each one that it meets
+    asleep = room.meshes.pop("w0")  # lowest rank, and a half as large as that of each peer it meets
     room.wait(8)
     assert all("w0" in mesh.gone for mesh in room.meshes.values())
     room.meshes["w0"] = asleep
     beat = p.Beat(peer(3), {}, [peer(3), peer(1), peer(2)], {"w0": "silent for 5.0 s"})
-    room.do("w0", asleep.handle(room.now, Received("w3", beat)))  # this is what it finds first when it wakes
+    room.do("w0", asleep.handle(room.now, Received("w3", beat)))  # the first message after it wakes
     room.wait(6)
     assert asleep.evicted
     assert [mesh.evicted for mesh in room.meshes.values()] == ["", "", "", asleep.evicted]
@@ -357,14 +364,14 @@ def test_one_that_slept_does_not_give_way_to_a_newcomer_without_a_model() -> Non
     room.now += 8 * SECOND
     slept = room.meshes["w0"]
     told_by_the_dead = p.Beat(peer(9), {}, [peer(9)], {"w0": "silent for 5.0 s"}, filled=False)
-    for _ in range(12):  # w1, who told it so, is dead, and w0 has the only model
+    for _ in range(12):  # w1, which said so, is dead, and w0 has the only model
         slept.handle(room.now, Received("w9", told_by_the_dead))
         room.now += SECOND // 2
     assert not slept.evicted
-    assert slept.gone == {"w9": "of the smaller half"}  # then that one begins anew, with us
+    assert slept.gone == {"w9": "of the smaller half"}  # then w9 starts again, with us
 
 
-# ---------------------------------------------------------------- coming
+# ---------------------------------------------------------------- joining
 
 
 def test_a_newcomer_that_was_told_of_the_dead_alone_asks_everybody_anew() -> None:
@@ -439,7 +446,7 @@ def test_a_copy_is_adopted_when_the_others_have_heard_what_is_in_it() -> None:
     room.rule = lambda sender, to, message: not (to == other and isinstance(message, p.Relay))
     room.say(donor, 1)
     hand_all(room)
-    assert not mesh.has_model  # if the donor dies now, nobody could tell the other of that word
+    assert not mesh.has_model  # if the donor dies now, nobody could relay that message to the other
     room.rule = lambda sender, to, message: True
     room.wait(2)
     assert mesh.has_model
@@ -447,7 +454,7 @@ def test_a_copy_is_adopted_when_the_others_have_heard_what_is_in_it() -> None:
 
 
 def copied_at(room: Room, number: int, version: p.Heard) -> Mesh:
-    """One that came with such a copy, and met nobody yet."""
+    """Returns a peer that joined with such a copy, and has met nobody yet."""
     mesh = room.add(Mesh(peer(number), through=[]))
     mesh.has_model = True
     mesh.broadcast.begin_at(room.now, {mesh.me.life: 0, **version})
@@ -537,7 +544,7 @@ def test_a_copy_that_lacks_what_nobody_keeps_is_not_handed_out() -> None:
     room.wait(1)
     old = room.meshes["w0"].heard.copy()
     room.say("w0", 1)
-    room.wait(2)  # nobody else is here: it is kept no more
+    room.wait(2)  # no other peer is here: the message is no longer kept
     joined(room, 9)
     room.wait(1)
     assert room.meshes["w0"].give("w9", b"", np.zeros(1, np.float32), old) == []
@@ -608,7 +615,7 @@ def test_one_that_another_has_refused_is_called_by_all_of_that_half() -> None:
     mesh = room.meshes["w0"]
     refused = p.Beat(peer(1), mesh.heard, [peer(1), peer(0)], {"w2": "of the smaller half"})
     effects = mesh.handle(room.now, Received("w1", refused)) or []
-    room.kill("w1")  # nobody else knew where the other half is
+    room.kill("w1")  # no other peer knew where the other half is
     assert Connect("w2", "") not in effects
     here = mesh.handle(room.now, Received("w9", p.Greet(1))) or []
     assert [one.message.lost for one in here if isinstance(one, Send) and isinstance(one.message, p.PeerGreeting)] == [
@@ -641,10 +648,10 @@ def test_one_that_leaves_may_go_when_it_is_held_for_gone() -> None:
     room = Room(2)
     room.wait(1)
     room.do("w0", room.meshes["w0"].publish(room.now, p.PeerLeaving("")))
-    assert room.meshes["w0"].unheard == 1  # as far as it knows
+    assert room.meshes["w0"].unheard == 1  # as far as w0 knows
     room.do("w1", room.meshes["w1"].mark_gone(room.now, "w0", ""))
     room.wait(2)
-    assert room.meshes["w0"].evicted  # though it is the first of two halves that are equal
+    assert room.meshes["w0"].evicted  # though it has the lowest rank of two equal halves
     assert not room.meshes["w1"].evicted
 
 
@@ -663,13 +670,13 @@ def test_one_that_comes_first_and_got_its_model_last_does_not_lead_before_the_ot
     room = Room(0)
     first, led = copied_at(room, 5, {}), copied_at(room, 9, {})
     meet(room)
-    led.members["w5"].has_model = False  # it has yet to hear that
+    led.members["w5"].has_model = False  # w9 does not know yet that w5 has one
     assert (first.leads, led.leads) == ("w5", "w9")
     room.rule = lambda sender, to, message: sender == "w9" and not isinstance(message, p.Relay)
     room.wait(2)
     assert first.members["w9"].met
     assert not first.may_begin_to_lead
-    room.say("w9", 1)  # so it decides still
+    room.say("w9", 1)  # so w9 still decides
     room.rule = lambda sender, to, message: not isinstance(message, p.Relay)
     room.wait(2)
     assert led.leads == "w5"
@@ -684,7 +691,7 @@ def test_founders_know_of_each_other_who_leads() -> None:
     assert [mesh.may_begin_to_lead for mesh in Room(3).meshes.values()] == [True] * 3
 
 
-# ---------------------------------------------------------------- what is said to strangers
+# ---------------------------------------------------------------- answers to strangers
 
 
 def test_whoever_asks_is_told_who_is_here() -> None:

@@ -1,4 +1,7 @@
-"""What cannot be said in a run is refused where it comes in, and whoever said it is held for gone."""
+"""A message that cannot occur in a run is refused on arrival.
+
+Its sender counts as gone.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,7 @@ def test_nobody_says_anything_in_our_name_or_before_it_has_a_model() -> None:
     here.handle(SECOND, Received("w9", p.Relay("w9", 1, p.PeersEnded("forged", False, 1.0))))
     here.handle(SECOND, Received("w9", p.Relay("w1", 1, word)))
     assert here.broadcast.drain() == [] and not here.gone
-    here.handle(SECOND, Received("w9", p.Beat(new, {"w9": 1}, [new, ME], {})))  # it has one now
+    here.handle(SECOND, Received("w9", p.Beat(new, {"w9": 1}, [new, ME], {})))  # now it has a model
     here.handle(SECOND, Received("w9", p.Relay("w9", 1, word)))
     assert [one.origin for one in here.broadcast.drain()] == ["w9"]
 

@@ -1,4 +1,7 @@
-"""Looking at a run of peers: whoever is silent is passed over, what is large comes in pieces, and nothing is waited for without end."""
+"""An observer watches a run of peers: it passes over silent peers, and never waits for ever.
+
+Large data arrives in pieces.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +132,7 @@ def test_a_model_comes_in_pieces_of_one_request() -> None:
         assert isinstance(message, Weigh)
         requests.add(message.request)
         if message.number == 7:
-            return ModelPiece(message.request, 0, 1), ()  # it has them not
+            return ModelPiece(message.request, 0, 1), ()  # it does not have these weights
         part = whole[4 * message.piece : 4 * message.piece + 4]
         return ModelPiece(message.request, message.piece, 3, {}, b"" if message.piece else b"state"), (part,)
 

@@ -1,4 +1,4 @@
-"""What is told of a run of peers: each thing once, whoever says it."""
+"""Each event of a peer run is reported once, whichever peer says it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Story(PeerEvents):
         return self.tracker.counts["workers lost"]
 
     def limit(self, why: str, failed: bool) -> int:
-        """Slots of the run, as it is told after its end."""
+        """Returns the number of slots, as it is reported after the end of the run."""
         self.tracker.why, self.tracker.failed = why, failed
         self.tracker.end()
         return self.tracker.course().limit
@@ -70,14 +70,16 @@ def test_who_comes_goes_and_leads_is_told_once() -> None:
     elected = [(event.name, event.why) for event in events if isinstance(event, Elected)]
     assert elected == [("worker-0", ""), ("worker-1", "worker-0 is gone: silent for 3.0 s")]
     assert (told.lost, told.living) == (1, ["worker-1"])
-    told.update(account(peers=[], gone={**gone, PEERS[1].life: LEFT}))  # its process ended, and it was told so
+    # Its process ended, and the observer was informed.
+    told.update(account(peers=[], gone={**gone, PEERS[1].life: LEFT}))
     assert (told.lost, told.living) == (1, [])
 
 
 def test_one_that_was_silent_and_goes_on_is_told_to_be_back() -> None:
     told, events = story()
     told.update(account())
-    told.update(account(peers=[PEERS[2], PEERS[1]], gone={FIRST: "silent for 5.1 s"}))  # by worker-2, soon cut off
+    # From worker-2, which is soon cut off.
+    told.update(account(peers=[PEERS[2], PEERS[1]], gone={FIRST: "silent for 5.1 s"}))
     told.update(account(peers=PEERS[:2], gone={PEERS[2].life: "of the smaller half"}))
     assert [event.name for event in events if isinstance(event, Joined)][3:] == ["worker-0"]
     assert told.living == ["worker-0", "worker-1"]
@@ -88,7 +90,7 @@ def test_what_one_says_that_slept_itself_brings_nobody_back() -> None:
     told.update(account())
     gone = {FIRST: "silent for 5.1 s", PEERS[1].life: "silent for 5.1 s"}
     told.update(account(peers=PEERS[2:], lead=PEERS[2].life, gone=gone))
-    told.update(account())  # by worker-0, which wakes up: it has not heard that it is gone
+    told.update(account())  # from worker-0, which wakes up: it does not know that it is gone
     assert told.living == ["worker-2"] and told.lead == PEERS[2].life
     again = [Peer(f"worker-{number}.bb", f"worker-{number}", number + 3, "memory:") for number in range(2)]
     told.update(account(peers=[PEERS[2], *again], lead=PEERS[2].life, gone=gone))
@@ -118,7 +120,8 @@ def test_evaluations_are_told_once_and_in_order_whoever_tells_them() -> None:
 def test_how_far_it_is_never_goes_back() -> None:
     told, events = story()
     told.update(account(done=40, rows=400, loss=(80.0, 400), seconds=1.0, spent=[2_000_000, 0, 0]))
-    told.update(account(done=20, rows=200, loss=(50.0, 200), seconds=2.0))  # by one that has heard less
+    # From a peer that knows less.
+    told.update(account(done=20, rows=200, loss=(50.0, 200), seconds=2.0))
     told.update(account(done=60, rows=600, loss=(100.0, 600), seconds=3.0, spent=[3_500_000, 0, 0]))
     progress = [event for event in events if isinstance(event, Progress)]
     assert [event.steps for event in progress] == [40, 60]

@@ -1,4 +1,7 @@
-"""Weights that have owners: every contribution is in every part once, whoever owns it, comes or goes."""
+"""Weights have owners: every contribution is in every part once.
+
+That holds for any owner, and while peers join and leave.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ KEYS, PARTS = 40, 4
 
 @dataclass
 class Talk:
-    """Who is here, without a network."""
+    """The peers that are here, without a network."""
 
     living: list[str]
     gone: dict[str, str] = field(default_factory=dict)
@@ -34,7 +37,7 @@ class Talk:
 
 
 class One:
-    """A peer's owning, its book and its weights."""
+    """A peer's ownership, its log and its weights."""
 
     def __init__(self, life: str) -> None:
         self.life = life
@@ -43,7 +46,7 @@ class One:
 
 
 class All:
-    """Several, which hear each other at once; what is sent to owners is delivered by hand."""
+    """Several peers that receive messages at once; those to owners are delivered by hand."""
 
     def __init__(self, *lives: str) -> None:
         self.ones = {life: One(life) for life in lives}
@@ -64,7 +67,7 @@ class All:
             self.say(life, owners)
 
     def turn(self, hurry: bool = True) -> None:
-        """Everybody yields, begins, tells and sends what there is."""
+        """Every peer yields, begins, publishes and sends what there is."""
         for _ in range(3):
             for one in self.ones.values():
                 one.ownership.begin(self.now, one.log, self.talk)  # type: ignore[arg-type]
@@ -104,7 +107,7 @@ def three() -> All:
 
 
 def test_what_one_learns_about_a_third_ones_part_reaches_all() -> None:
-    """Lesson 1: an owner tells all, not only the two of a link."""
+    """Lesson 1: an owner informs all peers, not only the two ends of a link."""
     peers = three()
     owners = peers.ones["a"].log.owners
     assert owners is not None and sorted(set(owners.lives)) == ["a", "b", "c"]
@@ -125,7 +128,7 @@ def test_a_slot_counts_when_its_change_is_in_every_part_and_not_before() -> None
     peers.deliver("b")
     peers.turn()
     assert peers.ones["a"].log.done == 0 and peers.ones["a"].ownership.unconfirmed
-    peers.now += SECOND  # it is sent again to the one that has not told
+    peers.now += SECOND  # it is sent again to the owner that has not confirmed it
     peers.turn()
     assert {one.to for one in peers.sent} == {"c"}
     peers.deliver()
@@ -151,7 +154,7 @@ def test_when_an_owner_dies_contributions_are_sent_to_the_next_and_each_counts_o
     peers.deliver("a", "b")
     peers.turn()
     peers.learn("a", 2, 5, 35)
-    peers.lose("c")  # which had the last parts, and told nothing
+    peers.lose("c")  # c had the last parts, and had published nothing
     peers.sent.clear()
     peers.lead("a")
     peers.turn()
@@ -205,7 +208,7 @@ def test_an_owner_tells_when_one_of_each_has_come_or_after_a_while() -> None:
 
 
 def test_what_is_not_known_to_be_learned_is_not_taken() -> None:
-    """If it were, and its contributor died, nobody would know what is in the weights."""
+    """Otherwise, if its contributor died, nobody would know what is in the weights."""
     peers = three()
     a = peers.ones["a"]
     share = p.OwnedShare("b", 1, 1, [0])
@@ -232,7 +235,7 @@ def test_what_is_not_its_own_changes_nothing(message: p.OwnedShare) -> None:
 
 
 def test_when_a_contributor_dies_all_have_the_same_and_its_slots_are_done_again() -> None:
-    """What of its last contribution was in some parts stays there, and is reported."""
+    """A part of its last contribution that is in some parts stays there, and is reported."""
 
     for seed in range(6):
         peers = Peers(4, StopRules(epochs=6), seed=seed, owned=True, every=4)

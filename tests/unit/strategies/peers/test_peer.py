@@ -1,4 +1,7 @@
-"""Peers on virtual time: each story is a thing that must hold when nobody keeps the score but the peers themselves."""
+"""Peers on virtual time: each test is something that must hold without a central server.
+
+Only the peers themselves keep count.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ def test_when_the_one_that_leads_is_killed_the_next_goes_on_where_it_was(owned: 
     assert {one.by for one in judged} == {first, peers.lives[0]}
     assert all(a.now <= b.now for a, b in pairwise(judged)), "no run's clock goes back"
     assert all(node.log.counted.runs == [(0, 360)] for node in peers.nodes.values())
-    if not owned:  # there the dead one's contribution may be in some parts and not in others
+    if not owned:  # with owners the dead peer's contribution may be in some parts and not in others
         peers.check(360)
 
 
@@ -96,7 +99,7 @@ def test_a_newcomer_gets_a_model_that_misses_nothing_and_then_it_gets_work(owned
 def test_one_that_is_asked_to_leave_tells_what_it_learned_and_gives_back_the_rest(owned: bool) -> None:
     peers = Peers(3, StopRules(epochs=12), owned=owned, every=20)
     peers.until_done(200)
-    leaver = peers.nodes[peers.lives[0]]  # which leads
+    leaver = peers.nodes[peers.lives[0]]  # the leader
     leaver.leave()
     peers.until_over()
     assert leaver.has_left and leaver.may_go and not leaver.why and not leaver.ended

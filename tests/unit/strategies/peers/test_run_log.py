@@ -1,4 +1,4 @@
-"""What all know of a run: the same in whatever order it is heard, and every slot counted once."""
+"""All peers know the same of a run, in any order of messages, with every slot counted once."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_where_weights_are_owned_a_slot_counts_when_its_change_is_in_every_part(
     assert log.partly(lambda life: life == "a") == 5, "the second is in one part and not in the other"
     log.apply("y", p.Owned([(1, {"a": 2})]))
     assert log.counted.runs == [(0, 10)] and log.partly(lambda life: True) == 0
-    late = RunLog(included=[{}, {}])  # heard the other way round
+    late = RunLog(included=[{}, {}])  # in the opposite order
     late.apply("x", p.Owned([(0, {"a": 1}), (1, {"a": 1})]))
     late.apply("a", learned(0, 5, part=1))
     assert late.done == 5

@@ -3,19 +3,19 @@
     rcv1-like       47,236 features, 76 nonzeros a row: the commonest word is in 44% of the rows
     click-like      4,000,000 features, 39 in a row: a third of them from 13 small fields
 
-The loss to reach is fixed before anything is timed: the best of all runs of one thread, plus a
+The target loss is fixed before anything is timed: the best of all runs of one thread, plus a
 margin of the shape. The step is tuned for each case: with one thread along a grid until it gets
 worse, then half, the same and twice the best of fewer threads. Then all cases run again in turn,
 ``repeat`` times, and their median counts; a case that never reaches the loss is shown as such.
 
 Speed-ups are against the best case of one thread, of any way. The contestants:
 
-    serial      OneCore: minibatches on one core, no atomics, no other thread: the rival
+    serial      OneCore: minibatches on one core, no atomics, no other thread: the baseline
     others      the ways of Hogwild, as threads of this process
     sklearn     scikit-learn's SGDClassifier, one thread, if it is installed
 
-The clock stops while the model is evaluated. A round begins when all threads are ready and ends with
-the last of them. What repeats (key lists, hot columns) is made before and not timed.
+The clock stops while the model is evaluated. A round begins when all threads are ready and ends
+with the last of them. What repeats (key lists, hot columns) is made before and not timed.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ RULES: dict[str, Callable[[float], Update]] = {"sgd": SGD, "adagrad": AdaGrad}
 
 
 class Shape(Record, frozen=True):
-    """A made-up set."""
+    """A synthetic data set."""
 
     name: str
     source: str  # of shoal.data
     features: int
     rows: int
-    margin: float  # over the best loss of one thread, as a share: what is to be reached
+    margin: float  # over the best loss of one thread, as a share: gives the target
 
 
 class Variant(Record, frozen=True):
     """A way to train."""
 
-    way: str  # of Hogwild; serial; sklearn
+    way: str  # a way of Hogwild, "serial" or "sklearn"
     rule: str
     batch: int = 256  # rows of a slot, which only batched and serial take as one step
-    hot: int = 0  # keys, of hot_cold
-    merge: int = 0  # rows between two merges of them
+    hot: int = 0  # number of hot keys, for hot_cold
+    merge: int = 0  # rows between two merges of the hot keys
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ class Variant(Record, frozen=True):
 
 
 class Point(Record, frozen=True, array_like=True):
-    """How good after how long."""
+    """A loss after some time."""
 
     seconds: float
     rows: int
@@ -93,7 +93,7 @@ class Curve(Record, frozen=True):
 
     step: float
     points: list[Point]
-    updates_counted: int = 0  # of the canary
+    updates_counted: int = 0  # the canary's updates that were counted
     updates_lost: int = 0
 
     @property
@@ -117,10 +117,10 @@ class Curve(Record, frozen=True):
 
 
 class Runner(Protocol):
-    """One run under way."""
+    """A run in progress."""
 
     def advance(self, order: Ids) -> float:
-        """Compute these slots; the seconds it took."""
+        """Computes these slots; returns the seconds it took."""
 
     @property
     def weights(self) -> Floats: ...
@@ -178,12 +178,12 @@ class Stage:
 
 
 class Threads:
-    """A race of so many threads."""
+    """A run of several threads."""
 
     def __init__(self, race: HogwildLoop, threads: int) -> None:
         self._race, self._threads = race, threads
         self._slab = np.zeros(race.shape, np.float32)
-        self._slab.fill(0.0)  # touched: pages that are born while the clock runs would be timed
+        self._slab.fill(0.0)  # touch all pages, so that page faults are not timed
         self._desk, self._sums = np.zeros(desk(threads), np.int64), np.zeros((threads, LINE))
 
     def advance(self, order: Ids) -> float:
@@ -192,7 +192,7 @@ class Threads:
         self._desk[CURSOR, 0], self._desk[LIMIT, 0] = 0, len(order)
 
         def work(worker: int) -> None:
-            # starting a thread takes as long as hundreds of rows
+            # Starting a thread takes as long as hundreds of rows.
             meet(here, 0, self._threads)
             spans[worker, 0] = time.perf_counter()
             self._race.run(self._slab, self._desk, self._sums, tally, order, worker)
@@ -216,7 +216,7 @@ class Threads:
 
 @lru_cache
 def _barrier() -> Any:
-    """Adds 1 to words[i], and waits until it is ``many``."""
+    """Compiles a barrier: adds 1 to words[i], and waits until it is ``many``."""
     from shoal import jit
     from shoal.strategies.hogwild import kernels
 
@@ -237,7 +237,7 @@ def _barrier() -> Any:
 
 
 class Alone:
-    """OneCore, from zero."""
+    """OneCore, starting from zero weights."""
 
     def __init__(self, core: OneCore, update: Update) -> None:
         self._core = core
@@ -255,7 +255,7 @@ class Alone:
 
 
 class Sklearn:
-    """SGDClassifier with a constant step ("sgd"), or its schedule ("optimal")."""
+    """SGDClassifier with a constant step ("sgd"), or with its own schedule ("optimal")."""
 
     def __init__(self, matrix: Any, labels: Floats, variant: Variant, step: float) -> None:
         from sklearn.linear_model import SGDClassifier
@@ -292,7 +292,7 @@ def _rows_of(order: Ids, batch: int, rows: int) -> Ids:
 def curve(
     stage: Stage, variant: Variant, step: float, threads: int, passes: int, points: int, target: float | None = None
 ) -> Curve:
-    """Train to the target loss, or for so many epochs, evaluated ``points`` times in each."""
+    """Trains to the target loss or for some epochs; evaluates ``points`` times in each epoch."""
     runner = stage.runner(variant, step, threads)
     count, size = len(stage.rows), variant.batch
     slots = -(-count // size)
@@ -317,24 +317,24 @@ def _done(step: float, found: list[Point], runner: Runner) -> Curve:
 PER_ROW = {"sgd": (0.003, 0.01, 0.03, 0.1, 0.25, 0.5, 1.0), "adagrad": (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)}
 OF_BATCHES = {"sgd": (1.0, 2.5, 5.0, 10.0, 20.0), "adagrad": PER_ROW["adagrad"]}
 OF_SKLEARN = {"sgd": (0.01, 0.03, 0.1, 0.3, 1.0), "optimal": (1e-6, 1e-5, 1e-4)}
-# same steps with one thread
+# These take the same steps with one thread.
 TWINS = {"locked": "example", "hot_cold": "example", "serial": "batched"}
 
 
 class Settings(Record, frozen=True, kw_only=True):
-    """What is measured."""
+    """The settings of a benchmark run."""
 
-    # of the smaller set; the other has twice as many. 150,000 a core, at most 800,000
+    # of the smaller set; the other has twice as many. Default: 150,000 a core, at most 800,000
     rows: int | None = None
-    clicks: int = 4_000_000  # features of the click-like one
-    threads: tuple[int, ...] | None = None  # 1, 2, 4, ... as many as there are cores
+    clicks: int = 4_000_000  # features of the click-like set
+    threads: tuple[int, ...] | None = None  # default: 1, 2, 4, ... up to the number of cores
     rules: tuple[str, ...] = ("sgd", "adagrad")
     ways: tuple[str, ...] = ("serial", "example", "locked", "batched", "hot_cold", "sklearn")
     batches: tuple[int, ...] = (64, 256, 1_024)
     # hot keys, and rows between two merges
     splits: tuple[tuple[int, int], ...] = ((2_048, 256), (8_192, 1_024))
     passes: int = 3
-    points: int = 4  # in a pass, at which the model is evaluated
+    points: int = 4  # evaluations in a pass
     repeat: int = 3
     test_rows: int = 20_000
     grid: int = 7  # steps of a grid, at most
@@ -346,14 +346,14 @@ QUICK = Settings(rows=20_000, batches=(256,), splits=((2_048, 256),), passes=2, 
 
 
 class Case(Record, frozen=True):
-    """One way with one rule and so many threads, at its best step."""
+    """One way with one rule and a number of threads, at its best step."""
 
     shape: str
     variant: Variant
     threads: int
     step: float
     rows_per_second: float
-    seconds: float | None  # to the loss; None: it never got there
+    seconds: float | None  # to the target loss; None: never reached
     rows: int | None  # until then
     loss: float  # the lowest
     lost: float  # share of the canary's updates
@@ -364,17 +364,17 @@ class Case(Record, frozen=True):
 
 
 class Goal(Record, frozen=True):
-    """What is to be reached on a shape, and how soon one thread was there."""
+    """The target loss of a shape, and how soon one thread reached it."""
 
     shape: Shape
     loss: float
-    nonzeros: float  # a row
-    serial: str  # the best of one thread
+    nonzeros: float  # per row
+    serial: str  # the best case of one thread
     seconds: float
 
 
 class Results(Record, frozen=True):
-    """All of one run."""
+    """All results of one benchmark run."""
 
     settings: Settings
     machine: str
@@ -401,7 +401,7 @@ def shapes(settings: Settings, cores: int) -> list[Shape]:
 
 
 def variants(settings: Settings) -> list[Variant]:
-    """All ways and rules, those after which others take their steps first."""
+    """All ways and rules; ways that others copy their steps from come first."""
     found = []
     for way in sorted(settings.ways, key=lambda way: (way == "sklearn", way in TWINS)):
         if way == "sklearn":
@@ -468,7 +468,7 @@ class Study:
         return Goal(self._shape, target, nonzeros, f"{first.name}, {first.variant.rule}", first.seconds), cases
 
     def _tune_alone(self, variant: Variant) -> None:
-        """From the middle of the grid to where both neighbours are worse."""
+        """Tunes from the middle of the grid to where both neighbours are worse."""
         if variant.way in TWINS and self._twin(variant) in self._grids:
             return
         grid = {"sklearn": OF_SKLEARN, "batched": OF_BATCHES, "serial": OF_BATCHES}.get(variant.way, PER_ROW)
@@ -502,7 +502,7 @@ class Study:
 
     def _case(self, variant: Variant, threads: int, again: list[Curve], target: float) -> Case:
         there = sorted((point for one in again if (point := one.reached(target))), key=lambda point: point.seconds)
-        # Half of the runs are not enough: a case that gets there by luck has not got there.
+        # More than half of the runs must reach the loss: one that does so by luck does not count.
         middle = there[len(there) // 2] if 2 * len(there) > len(again) else None
         counted = sum(one.updates_counted for one in again)
         return Case(
@@ -522,7 +522,7 @@ class Study:
 
 
 def _rank(one: Curve, target: float) -> tuple[float, float]:
-    """The sooner at the loss the better; who does not get there, by how low it came."""
+    """Sorts by the time to the target loss; cases that never reach it, by their lowest loss."""
     reached = one.reached(target)
     return (reached.seconds if reached else float("inf"), one.lowest)
 
@@ -538,7 +538,7 @@ def _told(variant: Variant, threads: int, one: Curve, target: float) -> str:
 
 
 def verdicts(results: Results) -> list[str]:
-    """For each shape, who was best on one thread and who with all."""
+    """For each shape, the best case on one thread and the best on all."""
     found = []
     for goal in results.goals:
         shape = goal.shape.name
@@ -609,7 +609,7 @@ def picture(results: Results) -> Figure:
 
 
 def names(results: Results) -> list[str]:
-    """The ways to train, each of which has a colour."""
+    """The ways to train, one colour each."""
     return list(dict.fromkeys(case.name for case in results.cases if case.variant.way not in ("serial", "sklearn")))
 
 
@@ -653,7 +653,7 @@ def _panel(axes: Axes, results: Results, goal: Goal, shades: dict[str, str]) -> 
 
 
 def _rival(cases: list[Case]) -> object:
-    """scikit-learn's better one."""
+    """The better case of scikit-learn."""
     theirs = [case for case in cases if case.variant.way == "sklearn" and case.seconds is not None]
     return min(theirs, key=lambda case: case.seconds or 0.0).variant if theirs else None
 

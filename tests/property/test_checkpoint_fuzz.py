@@ -1,4 +1,7 @@
-"""Whatever a checkpoint's files say, under hashes that are right: they are refused by name, or are what they say (T10)."""
+"""A checkpoint with any contents is refused by file name, or read as it is (T10).
+
+The hashes are correct here, so only the contents can be wrong.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ json_values = st.recursive(
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to everything inside."""
+    """The paths to all values inside this one."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [at] + [way for key, one in inside for way in places(one, (*at, key))]
 
@@ -87,7 +90,7 @@ def test_a_manifest_with_anything_in_place_of_anything_is_refused_or_true(way: t
     DISK.damage(FOLDER / MANIFEST, sealed(changed(PLAIN, way, to)))
     found, refused = newest(DISK, ROOT)
     assert (found is None) == bool(refused)
-    if found is not None:  # the change was in what only others read, or was none
+    if found is not None:  # the changed field is not read here, or the value is the same
         assert found[1].number == 1 and [one.file for one in found[1].segments] == [one.file for one in SEGMENTS]
 
 

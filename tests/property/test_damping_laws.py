@@ -1,4 +1,7 @@
-"""A gradient that is too stale counts less: by how much is arithmetic on versions, whatever else is pushed (S3-07)."""
+"""A gradient that is too stale counts less, by a factor of its staleness alone (S3-07).
+
+No other push changes the factor.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ FLOATS = st.floats(-100, 100, width=32)
 
 @dataclass(frozen=True)
 class Pushed:
-    behind: int | None  # versions that passed since its weights were read; None: it read nothing
+    behind: int | None  # versions since its weights were read; None: no weights were read
     keys: tuple[int, ...]
     value: float
 
@@ -73,7 +76,7 @@ def test_a_gradient_counts_by_its_staleness(pushes: list[Pushed], above: int) ->
     expected, damped = np.zeros(ROWS), 0
     for number, one in enumerate(pushes):
         push(segments, number, one, number)
-        push(segments, number, one, number)  # once more: it was counted before, damped or not
+        push(segments, number, one, number)  # a resent push is not counted again, damped or not
         age = 0 if one.behind is None else min(one.behind, number)
         damped += age > above
         expected[list(one.keys)] -= STEP * float(one.value) * min(1.0, above / max(age, 1))

@@ -1,4 +1,8 @@
-"""Laws of the rows: shuffles lose nothing, local places lead back, and any bytes at all are parsed as a slow twin would."""
+"""Laws of rows: shuffling, local places, and parsing of any bytes.
+
+Shuffles lose nothing, local places lead back to the keys, and any bytes are parsed as a slow twin
+parses them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from shoal.data.slots import Slots
 from shoal.jit import mix
 
 Row = tuple[float, list[int], list[float], int]  # label, columns, values, line
-Wrong = tuple[int, int]  # line, what
+Wrong = tuple[int, int]  # line, error code
 
 SEEDS = st.integers(-(2**63), 2**64 - 1)
 
@@ -71,7 +75,8 @@ def batches(draw: st.DrawFn) -> tuple[Batch, int]:
     return Batch(indptr, np.concatenate(rows).astype(np.uint32), values, chance.random(len(rows), np.float32)), features
 
 
-SCRATCH: dict[int, Localiser] = {}  # kept, so that what one batch leaves behind would be seen by the next
+# Kept for all batches, so that anything one batch leaves behind shows in the next.
+SCRATCH: dict[int, Localiser] = {}
 
 
 @given(batches(), st.booleans())
@@ -104,7 +109,7 @@ def as_rows(batch: Batch) -> list[tuple[float, list[int], list[float]]]:
     ]
 
 
-# ------------------------------------------------------------ any bytes at all
+# ------------------------------------------------------------ any bytes
 
 NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 NO_FINITE = re.compile(rb"[+-]?\.?(nan|inf)", re.IGNORECASE)
@@ -130,7 +135,7 @@ def twin_number(token: bytes, bad: int) -> tuple[int, float]:
 
 
 def twin_line(line: bytes, limit: int, bits: int | None) -> tuple[int, Row | None]:
-    """One line of LIBSVM, slowly: what is wrong, or the row (None: there is none)."""
+    """Parses one line of LIBSVM slowly; returns an error code, or the row if there is one."""
     tokens = [token for token in re.split(rb"[ \t]+", line.removesuffix(b"\r").split(b"#")[0]) if token]
     if not tokens:
         return text_kernels.DONE, None
@@ -173,7 +178,7 @@ def twin_line(line: bytes, limit: int, bits: int | None) -> tuple[int, Row | Non
 
 
 def twin_click(line: bytes, bits: int) -> tuple[int, Row | None]:
-    """One line of a click log, slowly."""
+    """Parses one line of a click log slowly."""
     line = line.removesuffix(b"\r")
     if not line:
         return text_kernels.DONE, None
@@ -206,7 +211,7 @@ def parsed(parser: Libsvm | Criteo, text: bytes) -> tuple[list[Row], list[Wrong]
     parser.begin()
     while what := parser.parse(data, len(data)):
         wrong.append((parser.lines, what))
-        assert all(parser.explain(what, data)[:1])  # there are words for it
+        assert all(parser.explain(what, data)[:1])  # every error has a message
     batch, lines = parser.taken(data)
     assert int(batch.indptr[0]) == 0 and int(batch.indptr[-1]) == len(batch.columns)
     return [(*row, int(line)) for row, line in zip(as_rows(batch), lines, strict=True)], wrong
@@ -259,7 +264,7 @@ def click_lines(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def texts(draw: st.DrawFn, lines: st.SearchStrategy[bytes], letters: bytes) -> bytes:
-    """Lines as they should be, or with some bytes of them changed, or any bytes at all."""
+    """Correct lines, lines with some bytes changed, or any bytes."""
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=300)) + b"\n"
     text = bytearray(b"\n".join(draw(st.lists(lines, min_size=1, max_size=5))))
@@ -293,7 +298,9 @@ def test_a_number_beside_the_middle_of_two_floats_is_rounded_by_all_of_its_digit
     one = np.float32(value)
     above = (one.view(np.uint32) + np.uint32(1)).view(np.float32)
     middle = (Fraction(float(one)) + Fraction(float(above))) / 2
-    digits = 0  # the middle of two floats ends somewhere: write it out in full, then change what comes behind
+    # The middle of two floats has finitely many digits: write all of them, then change the last
+    # ones.
+    digits = 0
     while (middle * 10**digits).denominator > 1:
         digits += 1
     whole = str(int(middle * 10**digits)) + "0" * zeros

@@ -1,4 +1,7 @@
-"""Whatever bytes come: a message or a WireError. Whatever request decodes: an answer, and rows that stay sound."""
+"""Any bytes decode to a message or raise WireError.
+
+Any request that decodes gets a response, and the rows stay finite.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,8 @@ EDGES = [0, 1, 2, 3, 63, 64, 1 << 20, (1 << 61) - 1, 1 << 61]
 COUNTS = st.one_of(st.integers(0, 3), st.sampled_from(EDGES))
 SIGNED = st.one_of(st.integers(-3, 3), st.sampled_from([*EDGES, -(1 << 61)]))
 PLACES = st.one_of(st.integers(-1, SPAN + 1), st.sampled_from([1 << 62, 1 << 63, (1 << 63) + 1, (1 << 64) - 1]))
-HERE = {"request": 1, "table": 1, "view": 1, "generation": 0, "incarnation": ME}  # what lets a request in
+# The fields of a request that the server accepts.
+HERE = {"request": 1, "table": 1, "view": 1, "generation": 0, "incarnation": ME}
 
 
 def requests(kind: type[m.Message], **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[m.Message]:
@@ -119,7 +123,7 @@ FRAMES = st.one_of(
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes, other: bytes) -> bytes:
-    """These bytes after an accident or two."""
+    """These bytes after one to three random errors."""
     for _ in range(draw(st.integers(1, 3))):
         if not whole:
             return whole
@@ -142,7 +146,7 @@ def damaged(draw: st.DrawFn, whole: bytes, other: bytes) -> bytes:
 
 
 def decoded(header: bytes | memoryview, frames: list[bytes]) -> tuple[m.Message, m.Arrays] | None:
-    """A message, or nothing; any error but WireError is a failure."""
+    """The decoded message, or None; any error except WireError fails the test."""
     try:
         message, arrays = coding.decode(header, frames)
     except WireError as error:
@@ -185,7 +189,7 @@ def test_well_formed_nonsense_is_a_message_or_a_wire_error(nonsense: Any, tag: s
 
 
 class House:
-    """A server with one table, two of its three segments being held here."""
+    """A server with one table, which holds two of its three segments."""
 
     def __init__(self, spec: Table, inline: int) -> None:
         self.server, self.now = Server("ann", "token", inline=inline), SECOND
@@ -199,7 +203,7 @@ class House:
             self.feed(Received(name, m.Pull(9, 1, 1, 0, who, -1, 0, 0, 0, m.EVERYWHERE, 0, enter=True)))
 
     def feed(self, event: Event) -> list[m.Message]:
-        """Hand it in, do the computations it asks for, and return what was said."""
+        """Passes an event to the server and runs its computations; returns the messages it sent."""
         said: list[m.Message] = []
         effects: list[Effect] = self.server.handle(self.now, event)
         while effects:
@@ -212,7 +216,7 @@ class House:
         return said
 
     def later(self) -> list[m.Message]:
-        """What is said to those who came too soon, and have waited for as long as they may."""
+        """The responses to requests that came too early, after the longest wait."""
         self.now += max_wait(DEFAULT)
         return self.feed(Tick())
 
@@ -223,18 +227,19 @@ class House:
 
 
 def treat(house: House, message: m.Message, arrays: m.Arrays) -> None:
-    """One request, whatever it says: it is answered, and rows change only if it was taken."""
+    """Any request gets a response, and rows change only if the request was accepted."""
     if not isinstance(message, m.Push | m.Pull | m.Call | m.Park | m.TableStatusRequest):
         return
     before = house.contents()
     said = [*house.feed(Received("me", message, arrays)), *house.later()]
     said = [one for one in said if not isinstance(one, m.Heartbeat)]
-    assert any(getattr(one, "request", None) == message.request for one in said)  # nobody is left without a word
+    # Every request gets a response.
+    assert any(getattr(one, "request", None) == message.request for one in said)
     if house.contents() != before:
         assert isinstance(message, m.Push)
         assert any(isinstance(one, m.Counted | m.Values | m.RequestHeld) for one in said)
     for one in said:
-        coding.decode(coding.encode(one))  # and what it says can be said
+        coding.decode(coding.encode(one))  # every response can be encoded
 
 
 @LAWS
@@ -246,11 +251,13 @@ def test_a_server_survives_every_request_that_can_be_written(
     house = House(spec, inline)
     for message, keys, values, frames, fitting in letters:
         rows = np.resize(np.array(values or [1], np.float32), len(keys) * spec.width) if fitting else values
-        if fitting and isinstance(message, m.Push | m.Pull):  # more of them are taken if the counts are right
+        # More requests are accepted if their counts are right.
+        if fitting and isinstance(message, m.Push | m.Pull):
             fields = {name: getattr(message, name) for name in message.__struct_fields__}
             message = type(message)(**{**fields, "count": len(keys)})
         sent = np.asarray(rows, np.float32)
-        if isinstance(message, m.Push) and message.form != "float32":  # any bits: infinite ones and no numbers as well
+        # Any bits, so also infinities and NaN.
+        if isinstance(message, m.Push) and message.form != "float32":
             sent = sent.view(np.uint16)[1::2].copy()
         packed = [np.array(keys, np.uint64).tobytes(), sent.tobytes()]
         if isinstance(message, m.Pull):

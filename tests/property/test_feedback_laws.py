@@ -1,7 +1,7 @@
-"""Nothing that was pushed is forgotten: what was counted, what is left for later and what was lost make what was pushed.
+"""Nothing that was pushed is forgotten: counted + remainder + lost = pushed.
 
-Whatever happens on the way: messages that are lost or come twice, servers that die with pushes under way, segments that move, workers that
-push the same slot. All nodes in one thread, in an order drawn by lot.
+This holds if messages are lost or repeated, servers die with pushes in flight, segments move, or
+two workers push the same slot. All nodes run in one thread, in a random order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ LOSSY: list[list[Filter]] = [
 
 
 class Harbour(CalmWorld):
-    """A coordinator, servers with two copies of everything, and clients; some messages are lost, some come twice."""
+    """A coordinator, servers and clients on a network that loses and repeats messages.
+
+    Every segment has two copies.
+    """
 
     def __init__(self, seed: int, spec: Table, lost: float, twice: float) -> None:
         super().__init__(seed)
@@ -72,7 +75,7 @@ class Harbour(CalmWorld):
         return task._outcome()
 
     def left(self) -> tuple[Any, float]:
-        """What all clients have left, and the size of what was lost."""
+        """The remainders of all clients, and the norm of what was lost."""
         total, lost = np.zeros(SPAN), 0.0
         for one in self.clients:
             for filtering in one.client.session.filters.values():
@@ -123,7 +126,8 @@ def test_pushes_of_clients_are_conserved_whatever_happens_on_the_way(
 @given(
     seed=st.integers(0, 1 << 30),
     named=st.sampled_from(LOSSY),
-    faults=st.sampled_from([(0.0, 0.0), (0.1, 0.0), (0.2, 0.0)]),  # no transport brings what was sent once twice
+    # No transport repeats a message that was sent once.
+    faults=st.sampled_from([(0.0, 0.0), (0.1, 0.0), (0.2, 0.0)]),
     kill=st.booleans(),
     steps=st.booleans(),
 )
@@ -152,7 +156,7 @@ def test_slots_that_two_workers_push_are_conserved_but_for_what_is_called_lost(
     left, lost = harbour.left()
     assert np.linalg.norm(counted + left - total) <= 2 * lost + 1e-3
     if faults == (0.0, 0.0) and not kill:
-        assert lost == 0  # nothing was sent twice: it is always known whose it was
+        assert lost == 0  # nothing was resent, so the owner of each push is always known
 
 
 def test_a_push_that_is_refused_for_good_gives_back_what_it_took() -> None:
@@ -162,7 +166,7 @@ def test_a_push_that_is_refused_for_good_gives_back_what_it_took() -> None:
     assert client.session.remainder_norms() == (5.0, 0.0)
     harbour.drop = lambda sender, to, message: True
     task = harbour.start(0, lambda client: client.push("t", [1, 2], [20.0, 0.0]))
-    assert client.session.remainder_norms()[0] < 5.0  # taken out: it is on its way
+    assert client.session.remainder_norms()[0] < 5.0  # taken out: it is in flight
     request = next(iter(client.dispatcher.inflight.requests))
     to = client.dispatcher.inflight.requests[request].to
     client.handle(harbour.now, to, m.Refusal(request, "full", "no memory"), ())
@@ -200,7 +204,7 @@ def test_a_value_that_sixteen_bits_cannot_hold_comes_in_parts_or_is_refused() ->
 )
 @settings(max_examples=50, deadline=None)
 def test_what_is_left_is_an_account(moves: list[tuple[list[int], int, bool]]) -> None:
-    """Against a plain array: whatever is put and taken, the norm is that of what is there."""
+    """After any puts and takes the norm is that of a plain array."""
     feedback, model = ErrorFeedback(spec_of(False, [])), np.zeros(SPAN)
     for listed, amount, takes in moves:
         keys = np.array(sorted(listed), np.uint64)
@@ -218,7 +222,7 @@ def test_what_is_left_is_an_account(moves: list[tuple[list[int], int, bool]]) ->
 
 
 def test_harbours_lose_and_repeat_messages() -> None:
-    """The faults that the laws above are held against do happen."""
+    """The faults that these laws are tested against do happen."""
     harbour, seen = Harbour(3, spec_of(True, LOSSY[0]), 0.3, 0.3), {"lost": 0}
     inner = harbour.drop
 

@@ -1,4 +1,4 @@
-"""Values in 16 bits: what comes back, whatever was shortened (``wire.forms``)."""
+"""Values in 16 bits are restored as exactly as 16 bits allow (``wire.forms``)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shoal.tables import Wire
 from shoal.wire.half_precision import restored, shortened, too_large
 
 SHORT = [form for form in get_args(Wire) if form != "float32"]
-BITS = {"float16": 10, "bfloat16": 7}  # of the fraction
-SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133}  # step of the smallest numbers
+BITS = {"float16": 10, "bfloat16": 7}  # of the mantissa
+SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133}  # spacing of the smallest numbers
 MOST = {"float16": 65_504.0, "bfloat16": float((2 - 2.0**-7) * 2.0**127)}
 ALL = np.arange(1 << 16, dtype=np.uint16)
 LAWS = settings(max_examples=200, deadline=None)
@@ -25,7 +25,7 @@ def as_words(array: Any) -> Any:
 
 
 def spacing(values: Any, form: str) -> Any:
-    """The step between neighbours of this form at each of these values, in double."""
+    """The spacing of this form's numbers at each of these values, in double precision."""
     size = np.maximum(np.abs(values.astype(np.float64)), SMALLEST[form] * 2.0 ** BITS[form])
     return 2.0 ** (np.floor(np.log2(size)) - BITS[form])
 
@@ -54,7 +54,7 @@ def test_float16_is_numpys() -> None:
     words = np.concatenate([near + np.uint32(off) for off in (0, 1, 0xFFF, 0x1000, 0x1001, 0xFFFFFFFF)])
     drawn = np.random.default_rng(0).integers(0, 1 << 32, 200_000, dtype=np.uint32)
     values = np.concatenate([words, drawn]).view(np.float32)
-    values = values[np.abs(values) < 65_520]  # from there on they are infinite
+    values = values[np.abs(values) < 65_520]  # float16 makes larger values infinite
     mine = shortened(values, "float16")
     assert mine is not None and (mine == values.astype(np.float16).view(np.uint16)).all()
 

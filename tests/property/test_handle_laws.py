@@ -1,7 +1,8 @@
-"""A list of keys that is known by a number does what the keys would do: whatever befalls the servers, the lists and the client.
+"""A key list that is sent as a number has the same effect as its keys.
 
-Two tables of one sort are told the same things, one by lists that are used again and one by plain keys, over a network that loses and
-repeats messages, while servers die and come back, forget, and have too little room. What they answer is the same, bit by bit.
+Two tables with the same spec get the same calls, one with reused lists and one with plain keys.
+The network loses and repeats messages, and servers die and restart, forget lists, and have too
+little room. The responses are the same, bit by bit.
 """
 
 from __future__ import annotations
@@ -50,20 +51,20 @@ LIST = st.integers(0, LISTS - 1)
 SEEDS = st.integers(0, 1 << 20)
 DEEDS = st.one_of(
     st.tuples(st.sampled_from(["push", "push back", "pull", "push_pull"]), LIST, SEEDS),
-    st.tuples(st.sampled_from(["push", "pull"]), LIST, SEEDS),  # most of all these
+    st.tuples(st.sampled_from(["push", "pull"]), LIST, SEEDS),  # these are drawn most often
     st.tuples(st.sampled_from(["ahead", "push back"]), LIST, SEEDS),
     st.tuples(st.sampled_from(["another list", "grow", "forget", "scramble", "crash", "silence"]), LIST, SEEDS),
 )
 
 
 def some_keys(chance: np.random.Generator) -> Keys:
-    """Mostly as many as in any other list: so that only what they are tells them apart."""
+    """Mostly the same number of keys as in the other lists, so that only the keys differ."""
     count = int(chance.choice([24, 24, 24, chance.integers(1, 60)]))
     return np.sort(chance.choice(SPAN, count, replace=False)).astype(np.uint64)
 
 
 class Twins:
-    """A cluster on virtual time, with a client that tells two tables the same."""
+    """A simulated cluster with a client that makes the same calls on two tables."""
 
     def __init__(self, seed: int, spec: Table, servers: int, copies: int, storm: bool) -> None:
         plan = FaultPlan(seed=seed, servers=servers, copies=min(servers, copies), kind="clients")
@@ -95,7 +96,7 @@ class Twins:
             await self.worker.sleep(10 * MILLISECOND)
         await client.create("plain", self.spec)
         await client.create("named", self.spec, like="plain")
-        while len(client.session.layouts) < 2:  # the view may be later than the answer
+        while len(client.session.layouts) < 2:  # the view may come after the response
             await client.refresh()
         if self.storm:
             weather = self.world.weather
@@ -111,7 +112,7 @@ class Twins:
         match deed:
             case "push" | "push_pull":
                 await self._same(deed, listed, values)
-            case "push back":  # so that rows are zero again, and may be let go
+            case "push back":  # so that rows are zero again, and may be evicted
                 before = await self._same("pull", listed)
                 await self._same("push", listed, -before)
             case "pull":
@@ -119,13 +120,15 @@ class Twins:
             case "ahead" if not self.spec.hashed:
                 await self._same("push", listed, values, ahead=self.lists[(which + 1) % LISTS])
             case "another list":
-                self.lists[which] = KeyList(some_keys(chance))  # the old one is gone, its number is free
+                # The old list is gone, its number is free.
+                self.lists[which] = KeyList(some_keys(chance))
             case "grow":
                 keys = KeyList(np.unique(chance.integers(0, SPAN, 1_500)).astype(np.uint64))
                 await self._same("push", keys, np.ones((len(keys), self.spec.width), np.float32))
             case "forget":
                 self.cluster.servers[server].key_lists.drop_departed({})
-            case "scramble":  # as if late messages had come under numbers that are another list's by now
+            case "scramble":
+                # As if late messages had come under numbers that mean another list by now.
                 lists = self.cluster.servers[server].key_lists._lists
                 for key, one in zip(list(lists), list(lists.values())[::-1], strict=True):
                     lists[key] = one
@@ -136,12 +139,12 @@ class Twins:
                     if self.cluster.is_complete():
                         break
                     await self.worker.sleep(100 * MILLISECOND)
-            case "silence":  # so long that it is taken for dead, and joins again as another
+            case "silence":  # long enough to be taken for dead and join again as a new member
                 self.world.hosts["ann"].paused_until = self.world.now + DEFAULT.dead + 2 * SECOND
                 await self._settled()
 
     def _may_crash(self, server: str) -> bool:
-        """Pushes towards admission are counted anew by who takes a segment over, at different times in two tables."""
+        """A new primary starts its admission counts from zero, at different times in two tables."""
         return server in self.world.hosts and getattr(self.spec, "admit", 0) <= 1
 
     async def _settled(self) -> None:
@@ -155,11 +158,12 @@ class Twins:
         raise AssertionError("it did not come back")
 
     async def _same(self, call: str, listed: KeyList, values: Any = None, **more: Any) -> Any:
-        """Ask both tables, the one by the list and the other by its keys."""
+        """Calls both tables, one with the list and the other with its keys."""
         client, answers = self.worker.client, []
         for table in ("named", "plain"):
             keys = listed if table == "named" or more else listed.keys.copy()
-            if table == "plain" and more:  # only lists can look ahead: fresh ones, that nobody knows
+            # Only lists can be prefetched, so use new lists that no server knows.
+            if table == "plain" and more:
                 keys, more = KeyList(listed.keys.copy()), {"ahead": KeyList(more["ahead"].keys.copy())}
             given = () if values is None else (values if self.spec.width > 1 else values.reshape(-1),)
             answers.append(await getattr(client, call)(table, keys, *given, **more))
@@ -205,4 +209,4 @@ def test_what_the_law_is_about_does_happen() -> None:
     counts = twins.worker.client.session.key_cache.counts
     assert counts["hits"] > 20 and counts["misses"] > 10 and counts["forgotten"] > 1 and counts["bytes saved"] > 0
     assert twins.world.counts["network: repeated"] > 0 and any(own.counts["evicted"] for own in twins.parts())
-    assert twins.worker.client.session.view.number > 4  # segments changed hands, and back
+    assert twins.worker.client.session.view.number > 4  # segments failed over, and back

@@ -1,4 +1,4 @@
-"""The ledger is its twin: a Python set of counted numbers for each segment, and a floor."""
+"""The ledger agrees with its twin: a set of counted numbers for each segment, and a floor."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_a_table_is_cut_no_finer_than_it_must_be(spec: Table, servers: int) -> N
     if isinstance(spec, Dense):
         largest = -(-spec.rows // count) * spec.width * 4
         assert largest <= DENSE_SEGMENT_BYTES
-        if count > 8 * servers:  # one segment fewer would have passed the bound
+        if count > 8 * servers:  # one segment less would have exceeded the limit
             assert -(-spec.rows // (count - 1)) * spec.width * 4 > DENSE_SEGMENT_BYTES
     else:
         assert count <= 8 * servers
@@ -83,7 +83,8 @@ def test_more_copies_add_backups_and_change_nothing_else(
 def test_no_server_backs_up_much_more_than_the_others(
     table: int, segments: int, servers: list[str], copies: int
 ) -> None:
-    assume(len(servers) >= 3 * (copies - 1))  # where all hold nearly everything there is little to choose
+    # With fewer servers all hold nearly everything, and there is little choice.
+    assume(len(servers) >= 3 * (copies - 1))
     placed = place(table, segments, servers, copies)
     for rank in range(1, min(copies, len(servers))):
         held = Counter(holders[rank] for holders in placed)

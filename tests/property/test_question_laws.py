@@ -1,4 +1,7 @@
-"""However rows are cut, into pieces and over servers, shoal's own questions say what numpy says of all of them."""
+"""Built-in queries give the same answer as numpy, however the rows are split.
+
+The rows are split over servers, and on each server into pieces.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ WEIGHTS = st.one_of(st.sampled_from(ODD), st.floats(-4, 4, width=32))
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32], list[list[int]]]:
-    """Keys in any order, their rows, and where they are cut: into servers, and these into pieces."""
+    """Keys in any order, their rows, and where they are split.
+
+    They are split into servers, and each server's rows into pieces.
+    """
     rows, width = draw(st.integers(0, 24)), draw(st.sampled_from([1, 3]))
     keys = np.array(draw(st.permutations(range(rows))), np.uint64)
     values = draw(st.lists(WEIGHTS, min_size=rows * width, max_size=rows * width))

@@ -1,4 +1,7 @@
-"""Admission and eviction agree with a dictionary, and all copies agree with each other, whatever happens to the servers."""
+"""Admission and eviction agree with a dictionary, and all replicas agree with each other.
+
+This holds whatever happens to the servers.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Town:
-    """Servers that hold a table of three segments, as ``servers`` says: the first is primary of all."""
+    """Servers with a table of three segments; the first of ``servers`` is primary of all."""
 
     spec: Sparse
     servers: Sequence[str]
@@ -116,7 +119,7 @@ class Town:
                 self.carry_out(send.to, outcome)
 
     def become(self, servers: Sequence[str], filling: str = "") -> None:
-        """The next view: these hold all segments, the first as primary, and one is being filled."""
+        """The next view: these servers hold all segments, the first as primary; one is filling."""
         self.view += 1
         self.since = self.view if servers[0] != self.servers[0] else self.since
         self.servers, self.filling = servers, filling
@@ -146,7 +149,7 @@ class Town:
 
 @dataclass
 class Twin:
-    """The same table as a dictionary of (weight, state), and how often keys without a row came."""
+    """The same table as a dictionary of (weight, state), and pushes of each key without a row."""
 
     spec: Sparse
     rows: dict[int, tuple[float, tuple[float, ...]]] = field(default_factory=dict)
@@ -178,7 +181,7 @@ class Twin:
 def test_steps_let_keys_in_and_go_as_a_dictionary_does(
     pushes: list[dict[int, float]], update: tables.Update, admit: int, evict: bool, inline: int
 ) -> None:
-    """Also state that is lost, and when: at the end of a pass and with steps 1, 2, 4, 8, ..."""
+    """Evicted rows lose their state: at the end of a pass and at steps 1, 2, 4, 8, ..."""
     apply = Step(slots=SLOTS, slots_per_pass=PER_PASS)
     spec = Sparse(keys=SPAN, update=update, apply=apply, max_delay=0, admit=admit, evict=evict)
     town, twin = Town(spec, ["server-0"], inline), Twin(spec)
@@ -238,8 +241,10 @@ def test_copies_agree_whoever_dies_and_whoever_is_filled(
     dies: int,
     filled: int,
 ) -> None:
-    """Messages between servers are late, a third copy is filled, or there from the start, and the primary dies after some push: pushes
-    come again, and are counted once."""
+    """Resent pushes are counted once after the primary dies at some push.
+
+    Messages between servers are late, and a third replica is being filled or there from the start.
+    """
     spec = Sparse(keys=SPAN, update=update, apply=apply, max_delay=0 if apply != Each() else None)
     servers = list(SERVERS)[: 3 if filled < 0 else 2]
     town = Town(tables.checked(_with(spec, admit)), servers, inline)  # type: ignore[arg-type]
@@ -299,5 +304,6 @@ def test_only_rows_of_the_named_segments_whose_weights_are_all_zero_go(
     for key in twin:
         expected = [0.0] * width if key in gone else twin[key]
         assert table.pull(np.array([key], np.uint64)).reshape(-1).tolist() == expected
-    table.push(np.arange(35, dtype=np.uint64), np.ones((35, width), np.float32))  # rows can be born again
+    # Evicted rows can be created again.
+    table.push(np.arange(35, dtype=np.uint64), np.ones((35, width), np.float32))
     assert (table.pull(np.arange(35, dtype=np.uint64)) == 1).all()

@@ -1,4 +1,4 @@
-"""What holds of every plan: who gets what next, by count and by load."""
+"""Laws of every rebalance plan, by count and by load."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ def table_of(number: int, holders: list[tuple[str, ...]]) -> TablePlaces:
 
 
 def done(tables: list[TablePlaces], moves: list[WantedMove]) -> list[TablePlaces]:
-    """Everything that is wanted has arrived."""
+    """The tables after all these moves."""
     by_name = {table.name: table for table in tables}
     for one in moves:
         places = list(by_name[one.table].places)
-        turn = {one.source: one.target, one.target: one.source}  # a target that is in the set swaps places
+        # If the target is in the set, source and target swap places.
+        turn = {one.source: one.target, one.target: one.source}
         servers = [turn.get(name, name) for name in places[one.segment].servers]
         places[one.segment] = replace(places[one.segment], servers=[name for name in servers if name])
         by_name[one.table] = replace(by_name[one.table], places=places)
@@ -49,7 +50,7 @@ def counts(table: TablePlaces, servers: list[str], ranks: slice) -> list[int]:
 
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[list[TablePlaces], list[str], list[str], int]:
-    """Tables that were placed on some servers; others have come since, and some are leaving."""
+    """Tables that were placed on some servers; others have joined since, and some are leaving."""
     before = draw(st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
     copies = draw(st.integers(1, 2))
     tables = [
@@ -100,7 +101,7 @@ def test_nothing_moves_once_it_is_settled_and_nobody_comes_or_goes(
 @pytest.mark.slow
 @pytest.mark.parametrize("copies", [1, 2, 3])
 def test_a_thousand_changes_copy_little_more_than_they_must(copies: int) -> None:
-    """Joins and leaves at random, one after another, so that what one change leaves the next one finds."""
+    """Random joins and leaves, one after another, each on the result of the one before."""
     draw = Random(copies)
     servers, born = [f"server-{i}" for i in range(6)], 6
     tables = [table_of(1, placement.place(1, 64, servers, copies))]
@@ -109,7 +110,7 @@ def test_a_thousand_changes_copy_little_more_than_they_must(copies: int) -> None
         leaving = []
         if len(servers) <= copies or (len(servers) < 16 and draw.random() < 0.5):
             servers, born = [*servers, f"server-{born}"], born + 1
-            must += 64 // len(servers)  # the primaries of who has just come
+            must += 64 // len(servers)  # the primaries of the server that has just joined
         else:
             leaving = [draw.choice(servers)]
             servers = [name for name in servers if name not in leaving]
@@ -235,7 +236,8 @@ def test_a_segment_that_alone_is_above_the_mean_is_split_where_its_load_is_halve
     assert middle is not None and (middle.segment, middle.at) == (0, SPAN // 8)
     told = split([table], ["ann", "bob"], loads, {1: {0: 17}})
     assert told is not None and told.at == 17
-    assert split([table], ["ann", "bob"], loads, {1: {0: 0}}) is None  # one key has it all: it cannot be two
+    # One key has the whole load, so the segment cannot be split.
+    assert split([table], ["ann", "bob"], loads, {1: {0: 0}}) is None
     assert split([table], ["ann", "bob"], loads, {}, in_flight=[(1, 3)]) is None
 
 
@@ -257,9 +259,8 @@ def test_a_trade_is_on_its_way_as_a_whole_or_not_at_all() -> None:
     alone = [WantedMove(one.table, one.segment, one.source, one.target, one.why) for one in moves]
     assert [len(those) for those in atomic_groups(alone)] == [1, 1]
     big = TablePlaces(1, "w", Dense(rows=SPAN, width=4_096), table.starts, table.places)
-    assert (
-        len(plan([big], ["ann", "bob"], loads=loads)) == 2
-    )  # more than may go at once, but nothing else is on its way
+    # More bytes than may be in flight, but nothing else is in flight.
+    assert len(plan([big], ["ann", "bob"], loads=loads)) == 2
 
 
 def test_trades_go_on_until_nobody_is_much_above_the_mean_and_each_keeps_the_counts() -> None:

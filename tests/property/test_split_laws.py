@@ -1,4 +1,7 @@
-"""However a table is placed and whatever is asked of it: every row travels exactly once, to the server that holds it."""
+"""Every row is sent exactly once, to the server that holds it.
+
+This holds for any placement and any request.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def test_every_row_travels_exactly_once(
     ends = [*placed.starts[1:], SPAN]
     segment_of = np.searchsorted(np.array(placed.starts, np.uint64), each, side="right") - 1
     fullest = max(np.bincount(segment_of), default=0)
-    assume(most is None or fullest <= most)  # else it is refused, and the caller told
+    assume(most is None or fullest <= most)  # otherwise the request is refused with an error
     row_bytes = 8 if most is None else FRAME_BYTES // most
     shares = Layout(placed).shares(keys, row_bytes, every_server)
 
@@ -66,6 +69,7 @@ def test_every_row_travels_exactly_once(
             [s for s in segments if share.first <= s < share.last] for share in shares if share.server == server
         ]
         if every_server or any(placed.places[int(s)].servers == [server] for s in segment_of):
-            assert sorted(s for one in covering for s in one) == segments  # each segment is in one message
+            # Each segment is in exactly one message.
+            assert sorted(s for one in covering for s in one) == segments
         else:
             assert covering == []

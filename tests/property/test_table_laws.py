@@ -1,4 +1,4 @@
-"""A table agrees with its twin: a dictionary, and the update run in plain Python, one weight at a time."""
+"""A table agrees with its twin: a dictionary, updated in plain Python, weight by weight."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ FLOATS = st.floats(-1e4, 1e4, width=32, allow_subnormal=True)
 
 @st.composite
 def segments(draw: st.DrawFn) -> list[KeyRange]:
-    """Sorted, disjoint, some touching, some with gaps between."""
+    """Sorted, disjoint ranges; some touch, some have gaps between them."""
     cuts = draw(st.lists(st.integers(0, SPAN), min_size=2, max_size=10, unique=True).map(sorted))
     kept = [KeyRange(low, high) for low, high in pairwise(cuts) if draw(st.booleans())]
     return kept or [KeyRange(cuts[0], cuts[-1])]
 
 
 def bits(*, key: int, seed: int, column: int, draw: int) -> int:
-    """The draws behind an initial value, in Python's integers."""
+    """The random bits of an initial value, computed with Python's integers."""
     whole, golden = (1 << 64) - 1, 0x9E3779B97F4A7C15
 
     def mix(n: int) -> int:
@@ -154,7 +154,7 @@ def test_a_weight_is_born_the_same_in_any_order_and_on_any_server(
     spec = tables.Sparse(hashed=True, width=width, initial=initial)
     expected = Twin(spec).pull(keys, width)
     whole = ServerTable(spec, [KeyRange(0, 1 << 63)])
-    assert same(whole.pull(np.array(keys, np.uint64)), expected)  # not born yet
+    assert same(whole.pull(np.array(keys, np.uint64)), expected)  # the rows do not exist yet
     for key in data.draw(st.permutations(keys)):
         whole.push(np.array([key], np.uint64), np.zeros((1, width), np.float32))
     assert same(whole.pull(np.array(keys, np.uint64)), expected + np.float32(0))
@@ -188,7 +188,10 @@ def test_one_value_that_is_not_finite_is_found_wherever_it_is(data: st.DataObjec
 @LAWS
 @given(st.data())
 def test_keys_whose_tags_and_places_collide_are_still_told_apart(data: st.DataObject) -> None:
-    """Keys made backwards from their hashes: the same tag and line for many, so that every slow way is walked."""
+    """Keys are computed backwards from their hashes, so that many have the same tag and line.
+
+    So every slow path is taken.
+    """
     inverse_1, inverse_2 = pow(0xFF51AFD7ED558CCD, -1, 1 << 64), pow(0xC4CEB9FE1A85EC53, -1, 1 << 64)
 
     def unmix(n: int) -> int:
@@ -198,7 +201,8 @@ def test_keys_whose_tags_and_places_collide_are_still_told_apart(data: st.DataOb
         n = n * inverse_1 & ((1 << 64) - 1)
         return n ^ n >> 33
 
-    # Places repeat every 2048, the length of a young index: the middle bits of the hash make these keys different.
+    # Places repeat every 2048, the length of a new index. The keys differ in the middle bits of
+    # the hash.
     hashes = [tag << 32 | middle << 11 | 2040 for tag in range(3) for middle in range(300)]
     keys = sorted(key for key in map(unmix, hashes) if key < 1 << 63)
     assert all(int(kernels.mix(np.uint64(key))) & 2047 == 2040 for key in keys[:5])

@@ -1,4 +1,4 @@
-"""Laws of every graph: nothing is made or lost by mixing, and what holds together agrees."""
+"""Laws of every graph: mixing keeps the sum, and connected parts agree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def graphs(draw: st.DrawFn, directed: bool | None = None) -> Graph:
 
 
 def reach(graph: Graph) -> npt.NDArray[np.bool_]:
-    """Who comes to whom, by walking as often as there are nodes."""
+    """Which node reaches which, in as many steps as there are nodes."""
     steps = np.eye(graph.nodes)
     for start, stop in graph.links:
         steps[start, stop] = 1

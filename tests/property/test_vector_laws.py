@@ -1,4 +1,4 @@
-"""Laws of vector clocks, and range clocks held against a clock for every key (S1-17 to S1-19)."""
+"""Laws of vector clocks, and of range clocks against one clock per key (S1-17 to S1-19)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ SPAN = 24
 clocks = st.builds(VectorClock, st.dictionaries(st.sampled_from(NODES), st.integers(0, 4)))
 nodes = st.sampled_from(NODES)
 ranges = st.tuples(st.integers(0, SPAN), st.integers(0, SPAN)).map(lambda ends: KeyRange(min(ends), max(ends)))
-# What happens: a node does something of its own, or sends to another, which hears it at once or later.
+# A node has an event of its own, or sends a message to another node, which receives it at once or
+# later.
 histories = st.lists(st.tuples(nodes, nodes, st.booleans()), max_size=24)
 tasks = st.lists(st.tuples(st.integers(1, 4), st.none() | ranges), max_size=30)
 
@@ -45,7 +46,7 @@ def test_what_is_received_happened_before(a: VectorClock, b: VectorClock, node: 
     after = a.receive(node, b)
     assert a.before(after)
     assert b <= after
-    assert after <= a.joined(b).local(node)  # and nothing else is known by it
+    assert after <= a.joined(b).local(node)  # and it knows nothing else
 
 
 @given(clocks, clocks, clocks)
@@ -59,10 +60,10 @@ def test_joining_is_the_least_that_knows_both(a: VectorClock, b: VectorClock, c:
 
 @given(histories)
 def test_clocks_say_exactly_what_led_to_what(history: list[tuple[int, int, bool]]) -> None:
-    """The clock order is the order of causes, found here by walking the history itself."""
+    """The order of the clocks is the causal order, found here by walking the history."""
     now = {node: VectorClock() for node in NODES}
     last: dict[int, int] = {}  # the last event of each node
-    events: list[tuple[VectorClock, frozenset[int]]] = []  # each with all that led to it
+    events: list[tuple[VectorClock, frozenset[int]]] = []  # each with all its causes
     on_the_way: list[tuple[int, int]] = []
 
     def happened(node: int, clock: VectorClock, *causes: int) -> None:
@@ -77,7 +78,7 @@ def test_clocks_say_exactly_what_led_to_what(history: list[tuple[int, int, bool]
         else:
             happened(node, now[node].send(node))
             on_the_way.append((other, last[node]))
-        if len(on_the_way) > 2:  # messages overtake what their receivers do meanwhile
+        if len(on_the_way) > 2:  # Receivers have events of their own before a message arrives
             receiver, sent = on_the_way.pop(0)
             happened(receiver, now[receiver].receive(receiver, events[sent][0]), sent)
     for i, (one, _) in enumerate(events):
@@ -86,7 +87,7 @@ def test_clocks_say_exactly_what_led_to_what(history: list[tuple[int, int, bool]
 
 
 def kept_per_key(done: list[tuple[int, KeyRange | None]]) -> list[dict[Node, int]]:
-    """The plain way: a clock for every key."""
+    """The plain way: one clock for every key."""
     kept: list[dict[Node, int]] = [{} for _ in range(SPAN)]
     for node, keys in done:
         for key in range(SPAN) if keys is None else range(keys.start, keys.stop):
@@ -104,12 +105,12 @@ def test_range_clocks_are_the_clocks_of_their_keys(done: list[tuple[int, KeyRang
     for node, keys in done:
         before = len(ranged)
         ranged.tick(node, keys)
-        assert len(ranged) <= before + 2  # one range became three at most
+        assert len(ranged) <= before + 2  # one range is split into at most three
     kept = [VectorClock(counts) for counts in kept_per_key(done)]
     assert per_key(ranged) == kept
     assert per_key(ranged, asked) == kept[asked.start : asked.stop]
     found = ranged.read()
-    assert all(one[1] != two[1] for one, two in pairwise(found))  # as few as can be
+    assert all(one[1] != two[1] for one, two in pairwise(found))  # as few ranges as possible
     assert len(ranged) == len(found) <= 2 * len({keys for _, keys in done if keys is not None}) + 1
 
 

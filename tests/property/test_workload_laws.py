@@ -1,4 +1,7 @@
-"""A workload against a plain book of sets: whatever workers do, every slot is dealt until it is counted, once."""
+"""A workload agrees with plain sets: every slot is dealt until it is counted, once.
+
+This holds whatever the workers do.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def _shuffle(of_pass: int, per_pass: int) -> npt.NDArray[np.int64]:
 
 @dataclass
 class Cards:
-    """So many groups of rows, in another order in every pass."""
+    """A number of groups of rows, in a different order in every pass."""
 
     per_pass: int
 
@@ -50,17 +53,17 @@ class Cards:
         return int(self.contents(of_pass)[number])
 
     def span(self, content: int) -> tuple[int, int]:
-        """Three rows each; the last has two."""
+        """Each group has three rows, the last one two."""
         return 3 * content, min(3 * content + 3, 3 * self.per_pass - 1)
 
 
 @dataclass
 class Book:
-    """The same run in plain sets, and the laws that are checked at every turn."""
+    """The same run in plain sets, and the laws that are checked after every action."""
 
     work: SlotQueue
     counted: set[int] = field(default_factory=set)
-    hands: dict[int, set[int]] = field(default_factory=dict)  # by worker: what it has
+    hands: dict[int, set[int]] = field(default_factory=dict)  # by worker: the slots it has
     dealt: list[int] = field(default_factory=list)
 
     def act(self, what: str, worker: int, amount: int) -> None:
@@ -69,7 +72,8 @@ class Book:
             self.hands.setdefault(worker, set())
         elif what == "stop":
             self.work.stop()
-        elif what == "barrier" and self.work.step is not None:  # the next evaluation is so many steps ahead
+        elif what == "barrier" and self.work.step is not None:
+            # The next evaluation is this many steps ahead.
             ahead = self.work.steps_until(self.work.next) + amount
             self.work.barrier = self.work.slots_until(ahead) if amount % 3 else None
         elif worker in self.hands:
@@ -98,7 +102,7 @@ class Book:
         self.report(worker, sorted(self.hands[worker])[:amount])
 
     def _recount(self, worker: int, amount: int) -> None:
-        """What it has, what it had, and what is nobody's."""
+        """Reports slots that it has, slots that it had, and slots of nobody."""
         self.report(worker, range(amount * 7))
 
     def report(self, worker: int, slots: Iterable[int]) -> None:
@@ -116,7 +120,7 @@ class Book:
         assert again == sorted(again)
         if work.step is None:
             assert set(again) <= before
-        else:  # also what was meant for one that left before it asked
+        else:  # this includes slots that were meant for a worker that left before it asked
             assert all(slot < begun for slot in again)
         assert not before & set(new)
         for slot in (*again, *new):
@@ -141,7 +145,7 @@ class Book:
         assert work.rows_counted == work.rows(self.counted)
 
     def bring_home(self) -> None:
-        """One worker that is well does all that is left."""
+        """One healthy worker does all that is left."""
         self.work.barrier = None
         for worker in list(self.hands):
             self.act("leave", worker, 0)
@@ -156,7 +160,8 @@ class Book:
         assert self.work.finished and self.work.done == self.work.limit
         passes, rest = divmod(self.work.limit, self.work.per_pass)
         assert self.counted.issuperset(range(passes * self.work.per_pass))
-        if rest and self.work.step is None:  # which slots of the last pass is for the workers to choose
+        # Which slots of the last pass are dealt is up to the workers.
+        if rest and self.work.step is None:
             assert max(self.counted) < (passes + 1) * self.work.per_pass
 
 
@@ -218,10 +223,10 @@ def test_a_run_that_is_taken_up_again_loses_and_repeats_nothing(
     resumed = workload(*made)
     resumed.resume(spread(runs(sorted(book.counted)), 1 << 60))
     again = Book(resumed, set(book.counted))
-    again.dealt = list(range(resumed.next))  # in the former life, by whomever
+    again.dealt = list(range(resumed.next))  # dealt before the restart, to any worker
     again.check()
     again.act("enter", 0, 0)
-    resumed.barrier = 0  # the first weights of this life are not yet read
+    resumed.barrier = 0  # the first weights after the restart are not read yet
     assert resumed.deal(0, 9) == ([], [])
     again.bring_home()
 
@@ -231,9 +236,10 @@ def test_a_run_that_is_taken_up_again_loses_and_repeats_nothing(
 def test_any_prefix_of_a_journal_resumes_and_workers_keep_what_they_had(
     made: tuple[int, int, int, bool], story: list[Act], prefix: int, ahead: int, data: st.DataObject
 ) -> None:
-    """The journal ends anywhere; the workers go on, some with slots that nobody knows they have, some are lost.
+    """The journal ends anywhere; workers go on, some with slots that no record shows.
 
-    In step mode nothing may hang: a worker computes its own slots in order, and one of step t only when all before are whole.
+    Some workers are lost. In step mode nothing may hang: a worker computes its own slots in order,
+    and a slot of step t only when all steps before are complete.
     """
     book = Book(workload(*made))
     written: set[int] = set()
@@ -246,9 +252,9 @@ def test_any_prefix_of_a_journal_resumes_and_workers_keep_what_they_had(
     resumed.limit = book.work.limit
     resumed.voids.update(book.work.voids)
     resumed.resume(written, dealt)
-    pushed = set(book.counted)  # the ledgers know better than the journal
+    pushed = set(book.counted)  # the ledgers know more than the journal
     hands = {worker: sorted(had) for worker, had in book.hands.items() if data.draw(st.booleans())}
-    hands[99] = []  # a new one
+    hands[99] = []  # a new worker
     for worker in hands:
         resumed.enter(worker, f"worker-{worker}")
     lanes = {worker: [list(had)] for worker, had in hands.items()}
@@ -277,11 +283,12 @@ def test_any_prefix_of_a_journal_resumes_and_workers_keep_what_they_had(
     assert resumed.finished
     if resumed.step is not None or resumed.limit % resumed.per_pass == 0:
         assert resumed.done == resumed.limit and pushed.issuperset(range(resumed.limit))
-    assert pushed.issuperset(spread(resumed.counted(), 1 << 20))  # nothing is taken for counted that is not
+    # Nothing counts as counted that was not pushed.
+    assert pushed.issuperset(spread(resumed.counted(), 1 << 20))
 
 
 def _open_step(work: SlotQueue, pushed: set[int]) -> int:
-    """The first step that is not whole."""
+    """The first step that is not complete."""
     lowest = next(slot for slot in range(len(pushed) + 1) if slot not in pushed)
     return work.step_of(lowest)
 

@@ -1,4 +1,7 @@
-"""Whatever happens while a question is asked, it is asked of every row once, and no row is older than what was acknowledged."""
+"""A query reads every row once, even if servers die while it runs.
+
+No row is older than the last push that was acknowledged before.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +41,19 @@ def _asks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @dataclass
 class Scene:
-    """Two copies on three servers; ann adds 1 to every row, again and again, while bob asks for all of them."""
+    """Three servers with two copies of each segment: ann pushes while bob queries.
+
+    ann adds 1 to every row again and again; bob queries all rows.
+    """
 
     seed: int
     spec: Table
     begun: int = 0
     acknowledged: int = 0
-    asked: list[tuple[int, int, Any]] = field(default_factory=list)  # what had to be there, what may be, what was found
+    # Pushes acknowledged before, pushes begun until then, and what was found.
+    asked: list[tuple[int, int, Any]] = field(default_factory=list)
     crashes: int = 0
-    calls: int = 0  # messages
+    calls: int = 0  # messages of queries
 
     def __post_init__(self) -> None:
         self.world, self.random = World(self.seed), Random(f"{self.seed}/scene")
@@ -66,13 +73,17 @@ class Scene:
         return Server(f"server-{number}", f"life-{number}-{life}", f"memory:server-{number}")
 
     def _sent(self, sender: str, to: str, message: Any) -> None:
-        """Now and then somebody dies who is asked, and comes back empty: while it is asked, or when it has answered and others have not."""
+        """Sometimes kills a queried server, which restarts empty.
+
+        It dies while it is queried, or after it has responded and others have not.
+        """
         self.calls += 1
         if self.crashes >= 3 or self.calls < 5 or self.random.random() < 0.7 or not self._whole():
             return
         self.crashes += 1
         victim, after = to, self.random.randrange(25 * MILLISECOND)
-        if self.random.random() < 0.5:  # this call comes later, and bob hears later than servers who has what
+        # This query is delayed, and bob learns the new placement later than the servers do.
+        if self.random.random() < 0.5:
             cuts, now = self.world.weather.cuts, self.world.now
             cuts["bob", to], cuts["coordinator", "bob"] = now + 200 * MILLISECOND, now + 900 * MILLISECOND
             victim, after = f"server-{(int(to[-1]) + 1) % 3}", after + 50 * MILLISECOND
@@ -111,7 +122,7 @@ class Scene:
             try:
                 found = await worker.client.call("w", slice(None), "everything")
             except StoreError:
-                continue  # nobody answered in time: said, and asked again
+                continue  # timed out with an error; try again
             self.asked.append((before, self.begun, found))
             await worker.sleep(self.random.randrange(30 * MILLISECOND))
 
@@ -136,4 +147,4 @@ def test_a_question_is_asked_of_every_row_once_whoever_is_killed(spec: Table) ->
         moved += sum(
             host.node.client.session.counts["moved"] for host in scene.world.hosts.values() if host.node.name == "bob"
         )  # type: ignore[attr-defined]
-    assert crashes > SEEDS // 2 and moved  # it did happen
+    assert crashes > SEEDS // 2 and moved  # the faults did happen

@@ -1,4 +1,4 @@
-"""The same seed is the same run, event for event, in any process."""
+"""The same seed gives the same run, event for event, in any process."""
 
 from __future__ import annotations
 

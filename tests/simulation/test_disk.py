@@ -1,4 +1,7 @@
-"""Checkpoints on a disk that forgets: whenever the machine stops, the newest whole one is found, never a mix (F30)."""
+"""After a crash at any moment the newest complete checkpoint is found, never a mix (F30).
+
+The disk forgets what was not synced.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ TABLES = [
     SavedTable(1, "w", Dense(rows=300, width=2, update=Update("adagrad"), apply=Step(slots=2)), [0, 100, 200]),
     SavedTable(7, "../odd name", Sparse(hashed=True), [0, 1 << 62]),
 ]
-SEEDS = range(12)  # of what survives a crash
+SEEDS = range(12)  # seeds for what survives a crash
 
 
 def run_folder(seed: int = 0) -> SimulatedDisk:
-    """A disk with a run's folder on it."""
+    """A disk with the folder of a run on it."""
     disk = SimulatedDisk(seed)
     disk.make_folder(ROOT.parent)
     disk.sync_folder(ROOT.parent.parent)
@@ -37,7 +40,7 @@ def run_folder(seed: int = 0) -> SimulatedDisk:
 
 
 def images(number: int) -> dict[tuple[int, int], SegmentImage]:
-    """A model that differs from checkpoint to checkpoint in every segment: rows, ledger, clocks."""
+    """A model that differs in every segment from checkpoint to checkpoint: rows, ledger, clocks."""
     random = np.random.default_rng(number)
     made = {}
     for table in TABLES:
@@ -61,7 +64,7 @@ def clock(number: int) -> ClockedWorker:
 
 
 def save(disk: Disk, keep: int = 1) -> int:
-    """One checkpoint, as servers and coordinator make it together."""
+    """Saves one checkpoint, as servers and the coordinator do together."""
     number = prepare(disk, ROOT)
     folder = checkpoint.folder_of(ROOT, number)
     made = images(number)
@@ -78,7 +81,7 @@ def save(disk: Disk, keep: int = 1) -> int:
 
 
 def differences(disk: Disk, folder: Path, manifest: Manifest) -> list[str]:
-    """Where a checkpoint is not what was saved under its number."""
+    """The differences between a checkpoint and what was saved under its number."""
     made = images(manifest.number)
     wrong = []
     for one in manifest.segments:
@@ -96,7 +99,10 @@ def differences(disk: Disk, folder: Path, manifest: Manifest) -> list[str]:
 
 
 def broken(saves: int, stop_at: int | None, seed: int) -> tuple[list[str], str, bool]:
-    """Save so often, stop there, look at what is left: which laws are broken, what was found, whether it did stop."""
+    """Saves some checkpoints, stops at an operation, and checks what is left.
+
+    Returns the broken laws, which checkpoint was found, and whether it did stop.
+    """
     disk = run_folder(seed)
     disk.stop_at = stop_at
     done = 0
@@ -133,10 +139,13 @@ def length() -> int:
 
 
 def sweep() -> tuple[list[str], dict[str, int]]:
-    """Every operation of two checkpoints in a row as the last one, with several draws of what survives."""
+    """Stops at every operation of two checkpoints in a row.
+
+    What survives is drawn several times for each.
+    """
     laws: list[str] = []
     counts = dict.fromkeys(("none", "old", "new"), 0)
-    for stop_at in range(2, length() + 1):  # the run's folder was made before
+    for stop_at in range(2, length() + 1):  # the folder of the run was made before
         for seed in SEEDS:
             wrong, found, stopped = broken(2, stop_at, 1000 * stop_at + seed)
             assert stopped == (stop_at < length())
@@ -148,7 +157,8 @@ def sweep() -> tuple[list[str], dict[str, int]]:
 def test_a_crash_at_every_operation_leaves_a_whole_checkpoint() -> None:
     laws, counts = sweep()
     assert laws == []
-    assert all(counts.values()), counts  # before the first, the earlier one, one that was just not yet said to be saved
+    # The cases: no checkpoint yet, an older one, and a new one that was not reported yet.
+    assert all(counts.values()), counts
 
 
 @pytest.mark.parametrize("name", CHECKPOINT_MUTANTS)
@@ -178,11 +188,11 @@ def test_an_operation_that_fails_costs_one_checkpoint_and_not_those_before(reaso
         except OSError as error:
             failed = True
             assert error.errno == reason
-        assert failed == (number < len(disk.trace))  # the trace of the second may end before
+        assert failed == (number < len(disk.trace))  # the trace of the second may end earlier
         found, _ = newest(disk.crash(number), ROOT)
         assert found is not None and found[1].number >= first and differences(disk, *found) == []
         disk.failing.clear()
-        last = save(disk)  # as soon as the disk is well
+        last = save(disk)  # as soon as the disk works again
         found, refused = newest(disk.crash(number), ROOT)
         assert found is not None and found[1].number == last and refused == []
 
@@ -224,11 +234,11 @@ def test_what_was_not_synced_is_torn_at_blocks() -> None:
         disk = SimulatedDisk()
         disk.make_folder(Path("/a"))
         disk.sync_folder(Path("/"))
-        disk.stop_at = 4  # made, synced, created, written, and not synced
+        disk.stop_at = 4  # folder made and synced, file created and written, but not synced
         with pytest.raises(Crashed):
             disk.write(Path("/a/b"), [b"x" * 3 * BLOCK])
         with pytest.raises(Crashed):
-            disk.remove(Path("/a/b"))  # nothing happens after a crash
+            disk.remove(Path("/a/b"))  # after a crash nothing happens
         after = disk.crash(seed)
         if "b" not in after.names(Path("/a")):
             kinds.add("no name")
@@ -252,7 +262,7 @@ def test_slow_operations_add_up_and_a_process_that_dies_alone_loses_nothing() ->
 
 
 def ways(disk: Disk, at: Path) -> list[Any]:
-    """What a disk says to all that can be asked of it."""
+    """All responses of a disk to a list of operations."""
 
     def call(function: Any, *given: Any) -> Any:
         try:

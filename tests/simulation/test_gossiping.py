@@ -1,4 +1,7 @@
-"""Workers that gossip, each from one seed: nothing of the models' sum comes or goes unseen (I10, F40), and every leg ends (I13)."""
+"""In gossip runs the sum of the models changes only by known losses (I10, F40).
+
+Every leg ends (I13). Each run is drawn from one seed.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +22,23 @@ from shoal.simulation.gossip_scenario import GOSSIP, GossipPlan, GossipScenario
 from shoal.strategies.gossip.topology import Graph
 from tests.harness.seeds import by_tier, check, check_caught
 
-FIRST, SEEDS, SOAK = 100, 300, 2_000  # and `make soak` runs thousands that nobody has run before
+FIRST, SEEDS, SOAK = 100, 300, 2_000  # `make soak` runs thousands of new seeds
 CATCHES = {
     "leg told again with other weights": 234,
     "loss told only once": 171,
     "steps divided by what vanishes": 59,
     "offer of any round": 10,
 }
-FOUND = (  # once broken
-    290,  # an offer that came between a leg and its first round was taken for one of the leg before
-    1755,  # two that always asked each other at once changed places for ever
-    59,  # a worker that nobody tells any more divided its steps by a weight that went to nothing
-    3401272,  # so did the last one that was left, since one worker alone is connected
+FOUND = (  # these seeds broke a promise once
+    # An offer that came between a leg and its first round was taken for one of the previous leg.
+    290,
+    1755,  # two workers that always asked each other at the same time swapped models for ever
+    59,  # a worker that gets no messages any more divided its steps by a weight that went to zero
+    3401272,  # so did the last worker left, since a single worker counts as connected
 )
 
-# Once broken, kept as plans: a seed means something else as soon as the drawing changes.
+# These broke a promise once. They are kept as plans, because a seed gives another plan as soon as
+# the drawing changes.
 PLANS = {
     35000713: "who was dealt little seemed slow, for the rounds that it took part in after its slots: so it was dealt little for ever",
     87003969: "the check: one that slept moved towards one that had died meanwhile, and counted that as lost at once",

@@ -1,4 +1,4 @@
-"""Every bug that was found and mended leaves its plan behind, and no plan shows it again."""
+"""Every bug that was found and fixed leaves its plan, and no plan shows it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Thousands of clusters whose servers come and go while segments are on their way (FAULTS F10 to F13; P9), and mutants of the move."""
+"""Servers join and leave while segments move, in thousands of clusters (P9).
+
+These are FAULTS F10 to F13, and mutants of the move.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ from shoal.simulation.store_workload import COLUMNS
 from tests.harness.seeds import by_tier, check, check_caught
 
 FIRST, SEEDS = 16, 56  # `make soak` runs tens of thousands
-SELDOM = ("coordinator: segments split",)  # in hundreds of seeds: `shoal simulate --of moves` tells what never happened
+# Rare even in hundreds of seeds; `shoal simulate --of moves` prints what never happened.
+SELDOM = ("coordinator: segments split",)
 CATCHES = {
     "view takes the waiting back": 23,
     "queued changes sent as they were": 11,
@@ -32,7 +36,7 @@ CATCHES = {
     "full before it is required": 4,
 }
 PLANS = Path(__file__).parent / "plans"
-FOUND_BY = {  # drawn seeds show these too seldom; what was wrong in each has a test of its own, without a schedule
+FOUND_BY = {  # Drawn seeds show these too rarely. Each bug has a unit test of its own, too.
     "demoted with less than it has": 2001073,
     "cut off and blames the others": 2006280,
     "new table on the last that stays": 2000312,
@@ -73,7 +77,11 @@ def test_a_mutant_of_the_move_is_caught(name: str) -> None:
 
 
 def _plan(mutant: str, seed: int) -> FaultPlan:
-    """Some show at a rare moment only: there the plan is made for it, or is the one by which the fault was found."""
+    """The plan that catches a mutant.
+
+    Some mutants show at a rare moment only: their plan is made for it, or is the one that found
+    the bug.
+    """
     if mutant in FOUND_BY:
         found = FaultPlan.read((PLANS / f"{FOUND_BY[mutant]}-shrunk.txt").read_text())
         return replace(found, seed=seed) if seed else found
@@ -111,7 +119,7 @@ def test_plans_with_moves_are_read_back_as_they_print_themselves() -> None:
 
 
 def test_some_plans_have_nothing_but_comings_and_goings() -> None:
-    """Those are the ones in which no call may fail."""
+    """In these plans no call may fail."""
     drawn = [draw(seed) for seed in range(100)]
     quiet = [plan for plan in drawn if all(fault.kind in PLANNED for fault in plan.faults)]
     assert 10 < len(quiet) < 60
@@ -119,7 +127,10 @@ def test_some_plans_have_nothing_but_comings_and_goings() -> None:
 
 
 def test_one_plan_in_five_is_a_rush_in_which_nothing_else_goes_wrong() -> None:
-    """The schedules that find who counts alone after it was deposed: 12 of the 59 rushes among the first 300 seeds did."""
+    """Rushes find a deposed primary that still counts alone.
+
+    12 of the 59 rushes among the first 300 seeds did.
+    """
     hurried = [plan for plan in map(draw, range(300)) if any(fault.kind == "far" for fault in plan.faults)]
     assert len(hurried) == sum(Random(f"{seed}/rush").random() < RUSHED for seed in range(300)) > 40
     for plan in hurried:

@@ -1,4 +1,7 @@
-"""A checker that never complains is worth nothing: each broken variant must be caught within the seeds of the suite."""
+"""Each mutant of the store must be caught within the seeds of the suite.
+
+A checker that never complains is worth nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import pytest
 from shoal.simulation.store_scenario import STORE
 from tests.harness.seeds import check_caught
 
-# Seeds that have caught those which few seeds catch: they are tried first, and then all others.
+# The seeds that catch the mutants which few seeds catch. They are tried first, then all others.
 CATCHES = {
     "log without a bound": 562,
     "second copy added too": 106,

@@ -1,4 +1,7 @@
-"""A mutant that replaces nothing would be caught by nobody: each names a method or a value that is there."""
+"""Each mutant names a method or a value that exists.
+
+A mutant that replaces nothing would never be caught.
+"""
 
 from __future__ import annotations
 

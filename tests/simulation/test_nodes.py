@@ -1,8 +1,9 @@
-"""Every node that ships runs in some scenario of the simulator: none is checked through a stand-in only.
+"""Every node that ships runs in some scenario of the simulator, not only as a stand-in.
 
-A node is a class with ``handle(self, now, event)`` (``wire.effects.Node``). The package's source is searched for them; ``RUNS``
-says which classes run in a scenario, and a few seeds of it show whether they do. Parts of a run that are no nodes but must run, too, are
-named here, each with the method by which it is set going.
+A node is a class with ``handle(self, now, event)`` (``wire.effects.Node``). The package's source
+is searched for them; ``RUNS`` says which classes run in a scenario, and a few seeds of it show
+whether they do. Parts of a run that are not nodes but must run, too, are listed here, each with
+the method that starts it.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from shoal.strategies.peers.mesh import Mesh
 from shoal.strategies.peers.peer import PeerNode
 
 PACKAGE = Path(shoal.__file__).parent
-MODELS = ("simulation",)  # its nodes are made for it
-SEEDS = 60  # at most: a scenario is left as soon as all that it names has run
+MODELS = ("simulation",)  # its nodes are made for the simulation
+SEEDS = 60  # at most: a scenario ends as soon as all its classes have run
 STARTED_BY: dict[type[Any], str] = {
     Trainer: "start",
     Evaluator: "start",
@@ -61,7 +62,7 @@ RUNS: dict[str, set[type[Any]]] = {
 
 
 def nodes_in(source: str) -> Iterator[str]:
-    """The names of classes with handle(self, now, event) that are no mere contract."""
+    """The names of classes with handle(self, now, event), without protocols."""
     for found in ast.walk(ast.parse(source)):
         if not isinstance(found, ast.ClassDef):
             continue
@@ -75,7 +76,7 @@ def nodes_in(source: str) -> Iterator[str]:
 
 @functools.cache
 def nodes() -> dict[type[Any], str]:
-    """Every node of the package, and what must run beside them; each with the method that shows it."""
+    """Every node of the package and other parts that must run, each with its method."""
     found: dict[type[Any], str] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         where = path.relative_to(PACKAGE)
@@ -89,7 +90,10 @@ def nodes() -> dict[type[Any], str]:
 
 @contextmanager
 def recorded() -> Iterator[set[type[Any]]]:
-    """The classes of all that runs meanwhile in this thread: others may have clusters of other tests."""
+    """Collects the classes that run in this thread meanwhile.
+
+    Other threads may run clusters of other tests.
+    """
     seen: set[type[Any]] = set()
     me = threading.get_ident()
 
@@ -105,7 +109,8 @@ def recorded() -> Iterator[set[type[Any]]]:
     with ExitStack() as undo:
         for cls, method in nodes().items():
             owner = next(one for one in cls.__mro__ if method in vars(one))
-            if not hasattr(vars(owner)[method], "__wrapped__"):  # of two that inherit it, once
+            # Wrap a method that two classes inherit only once.
+            if not hasattr(vars(owner)[method], "__wrapped__"):
                 undo.enter_context(mock.patch.object(owner, method, watched(vars(owner)[method])))
         yield seen
 

@@ -1,4 +1,7 @@
-"""Pauses of simulated processes; one of everybody at once, longer than silence is forgiven, removes nobody."""
+"""A pause of all processes at once removes no node, even if it is longer than ``dead``.
+
+Pauses of single processes end as planned.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from shoal.wire.effects import Effect, Event
 
 @pytest.mark.parametrize("seed", range(40, 56))
 def test_a_pause_of_the_whole_program_removes_nobody(seed: int) -> None:
-    """Not a fault of a plan: those break so many at once as copies can bear, and this breaks nobody."""
+    """This is not a fault of a plan, because it breaks no node.
+
+    The faults of a plan break as many nodes at once as the copies allow.
+    """
     plan = msgspec.structs.replace(FaultPlan.draw(seed), faults=(), habits=(), lasts=20_000, scale=1.0, beyond=False)
     run, paused = StoreRun(plan), list[str]()
 
@@ -31,7 +37,7 @@ def test_a_pause_of_the_whole_program_removes_nobody(seed: int) -> None:
 
 
 class Clock:
-    """A node that notes when it is fed."""
+    """A node that records when it gets events."""
 
     name = "clock"
 

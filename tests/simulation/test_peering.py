@@ -1,4 +1,4 @@
-"""Peers without a server: they join, leave, die, are cut off, and agree in the end."""
+"""Peers without a server join, leave, die or are cut off, and agree in the end."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ from shoal.strategies.peers.mesh import Mesh
 from shoal.wire.messages import peers as p
 from tests.harness.seeds import by_tier, check, check_caught
 
-FIRST, SEEDS, SOAK = 60, 160, 2_000  # and `make soak` runs thousands that nobody has run before
+FIRST, SEEDS, SOAK = 60, 160, 2_000  # `make soak` runs thousands of new seeds
 
-# Each of these broke a promise once.
+# Each of these seeds broke a promise once.
 BROKE = (
-    9,  # words that came early, of one that died, were heard though nobody was told of them
-    12,  # two halves that nobody connected any more
-    22,  # a leaver that was the first of two put the other one out
-    67,  # all who knew both halves had died
-    122,  # two halves that never called each other
-    123,  # a leaver held the one that was left for silent, and went
-    130,  # a leaver was not told that it may go
-    221,  # owned: a newcomer's copy lacked what was on its way
-    1130,  # owned: what is in some parts of the weights was not known of
-    1247,  # a newcomer that had not heard the news put out the half that had won
-    1521,  # a newcomer between two halves made both give way
-    1649,  # one that slept outweighed the others with those who were gone meanwhile
-    1982,  # owned: nobody owned what those who were cut off had owned
-    100_463,  # a newcomer waited for ever for one that had given way
-    100_483,  # it was heard that all was learned, and not what
-    200_743,  # one that slept gave way to one that was dead by then
-    132_000_468,  # one that left waited for ever for one that had died
+    9,  # early messages of a dead peer were delivered though no peer knew of them
+    12,  # no peer connected the two halves any more
+    22,  # a leaving peer that was the first of two removed the other one
+    67,  # all peers that knew both halves had died
+    122,  # two halves never called each other
+    123,  # a leaving peer took the only one left for silent, and left
+    130,  # a leaving peer got no message that it may leave
+    221,  # owned: the copy of a joining peer lacked messages that were in flight
+    1130,  # owned: it was not known what some parts of the weights contain
+    1247,  # a joining peer that did not know the news removed the half that had won
+    1521,  # a joining peer between two halves made both give way
+    1649,  # a peer that had slept counted peers that were gone, and so outweighed the others
+    1982,  # owned: the parts of peers that were cut off had no owner
+    100_463,  # a joining peer waited for ever for one that had given way
+    100_483,  # the message that all was learned arrived, but not what was learned
+    200_743,  # a peer that had slept gave way to one that was dead by then
+    132_000_468,  # a leaving peer waited for ever for one that had died
 )
 
-# And so did these, which are kept as plans, made shorter: a seed means something else as soon as the drawing changes.
+# These broke a promise, too. They are kept as shortened plans, because a seed gives another plan
+# as soon as the drawing changes.
 PLANS = {
     34001780: "one that slept, with the only model, gave way to a newcomer that had none",
     34002730: "two copies of different moments, and all who had the words between them died",
@@ -56,7 +57,8 @@ PLANS = {
     103004470: "one that had slept left before the half that had gone on without it could call it, and nobody else knew of both",
 }
 
-# A seed that catches it, so that few are run; if plans are drawn otherwise one day, others are tried.
+# A seed that catches each mutant, so that few seeds run. If plans are drawn differently one day,
+# other seeds are tried.
 CATCHES = {
     "early words of the dead": 145,
     "halves that never call": 12,
@@ -106,14 +108,15 @@ def test_what_is_in_some_parts_of_the_weights_hides_nothing_else() -> None:
     learner = run.peers["worker-0.1"]
     assert isinstance(learner, CountingLearner)
     book, replica = learner.node.log, learner.replica
-    # One that died had learned from two slots again, and only the owner of the first part has told so.
+    # A peer that died had learned two slots again, and only the owner of the first part has
+    # reported it.
     learner.mesh.gone["ann"] = "killed"
     book.open["ann"] = [p.Learned([(3, 5)], 2, 0.0, part=1)]
     book.included[0]["ann"] = 1
     assert learner.errors() == ["slots [3, 4] are counted, but not in the weights"]
     replica.add(np.array([3, 4], np.uint64), np.ones(2, np.float32))
     assert learner.errors() == []
-    # Fewer weights than two whole slots have, but not of these.
+    # The extra weights are fewer than those of two whole slots, but they are of another slot.
     replica.add(np.array([7], np.uint64), np.ones(1, np.float32))
     assert learner.errors() == ["0.333333 extra slots are in the weights, expected 0: [7]"]
 

@@ -1,6 +1,7 @@
-"""Schedules that broke a promise once, kept as plans: what a seed means changes with the drawing, a plan does not.
+"""Plans that broke a promise once keep all promises now.
 
-Each file says on which tree it broke, what broke, and why. The steps that were wrong have tests of their own, without a schedule.
+They are kept as plans, because what a seed means changes with the drawing. Each file says on which
+tree it broke, what broke, and why. The wrong steps have unit tests of their own, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Whom a simulated node reaches: those that it has called, and those that call it, as with real sockets."""
+"""A simulated node reaches the nodes that it calls and those that call it.
+
+Real sockets do the same.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from shoal.wire.messages.gossip import LegReceived
 
 
 class Listener:
-    """It keeps what it hears."""
+    """A node that records the messages it gets."""
 
     def __init__(self, name: str) -> None:
         self.name = name

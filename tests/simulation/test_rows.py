@@ -1,6 +1,7 @@
-"""Rows of the fault matrix that are about servers which come, go, or do not reach each other: each alone, on many small clusters.
+"""Servers join, leave or lose contact: each row of the fault matrix alone.
 
-The seeds of ``test_moves`` mix all of this; here one row happens for sure, and is the only thing that does.
+Each row runs on many small clusters. The seeds of ``test_moves`` mix all of this; here one row
+happens for sure, and nothing else does.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SHAPES = [("each", False), ("step", True), ("clients", False)]
 
 
 def _plans(*faults: Fault, copies: tuple[int, ...] = (1, 2, 3), servers: int = 3) -> Iterator[FaultPlan]:
-    """One for each number of copies, each of another shape."""
+    """One plan for each number of copies, each of another shape."""
     for seed, number in enumerate(copies):
         kind, dense = SHAPES[(seed + len(faults)) % len(SHAPES)]
         yield FaultPlan(
@@ -40,7 +41,7 @@ def _plans(*faults: Fault, copies: tuple[int, ...] = (1, 2, 3), servers: int = 3
 
 
 def _held(plans: Iterator[FaultPlan]) -> Counter[str]:
-    """Run them all: every promise holds. What was counted."""
+    """Runs all plans and checks that every promise holds; returns the counts."""
     counts: Counter[str] = Counter()
     for plan in plans:
         verdict = StoreRun(plan).verdict()

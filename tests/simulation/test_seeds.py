@@ -1,4 +1,7 @@
-"""Hundreds of faulty clusters, each from one seed (FAULTS tier S; the ground of P1 to P5 and P10)."""
+"""Hundreds of faulty clusters keep all promises, each drawn from one seed.
+
+This is tier S of FAULTS, and the basis of P1 to P5 and P10.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import pytest
 from tests.harness.seeds import by_tier, check
 
 FIRST, SEEDS = 40, 110  # `make soak` runs tens of thousands
-SELDOM = ("rare: ", "disk: records that were never")  # in hundreds of seeds: make soak tells what never happened
+# Rare even in hundreds of seeds; `make soak` prints what never happened.
+SELDOM = ("rare: ", "disk: records that were never")
 
 
 @pytest.mark.timeout(3_600)

@@ -1,4 +1,4 @@
-"""A plan that fails is made shorter, and is printed so that it can be pasted, read and run again."""
+"""A failing plan is shortened and printed, so that it can be pasted, read and run again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_printed_test_case_runs() -> None:
         seed=3, workers=2, faults=(Fault("loss", lasts=1_000, rate=0.1), Fault("crash", 50, 500, "worker-1"))
     )
     scope = {"FaultPlan": FaultPlan, "Fault": Fault, "verdict_of": verdict_of}
-    exec(as_test(plan, "a rule: what was broken"), scope)  # our own text
+    exec(as_test(plan, "a rule: what was broken"), scope)  # the text is our own
     scope["test_seed_3_keeps_its_promises"]()
 
 

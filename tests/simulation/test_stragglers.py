@@ -1,4 +1,4 @@
-"""Workers that are slow in simulated clusters: they are slow, they are helped, and every promise holds (S3-07)."""
+"""Stragglers in simulated clusters are slow, get help, and break no promise (S3-07)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_straggler_is_slow_and_alive(kind: str, how: str) -> None:
 
 
 def train(strategy: str, **facts: Any) -> TrainingWorld:
-    """A run of the real scheduler and trainers, to its end."""
+    """Runs the real scheduler and trainers to the end."""
     kind = "step" if strategy == "sync" else "each"
     plan = TrainingPlan(
         seed=1, strategy=strategy, kind=kind, workers=3, servers=2, slots_per_pass=24, stop={"epochs": 3}, ahead=4,
@@ -60,9 +60,8 @@ def test_slots_of_a_slow_worker_are_lent_and_counted_once() -> None:
         train("sync", settings={**steps, "second_copies": second}, faults=(SLOW,)) for second in (False, True)
     )
     assert alone.scheduler.counts["second copies"] == 0 < helped.scheduler.counts["second copies"]
-    assert (
-        helped.scheduler.counts["second copies first"] > 0
-    )  # how long the whole takes is chance: 72 slots, and evaluations
+    # How long the whole run takes is random: 72 slots, and evaluations.
+    assert helped.scheduler.counts["second copies first"] > 0
 
 
 @pytest.mark.parametrize("crashes", [(), (400, 1_100, 1_900)])

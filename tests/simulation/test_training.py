@@ -1,4 +1,4 @@
-"""Training in the simulated world: the trainers, the evaluator, the strategies and the schedulers that ship."""
+"""The simulator trains with the trainers, evaluator, strategies and schedulers that ship."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 def trained(plan: TrainingPlan) -> tuple[TrainingWorld, Any, Any]:
-    """A run that has ended, its weights and its tally."""
+    """A finished run, its weights and its tally."""
     run = TrainingWorld(plan)
     with paced(plan):
         assert run.set_up()
@@ -75,7 +75,7 @@ def test_a_slot_that_is_counted_must_be_in_the_model_and_one_that_is_not_may_be_
     key = run.scheduler.workload.order.content(0, 3)
 
     def wrong(by: int, is_counted: bool, restarted: bool) -> list[str]:
-        """Slot 3 is in the model once, and ``by`` times more."""
+        """What the checker says if slot 3 is in the model once, plus ``by`` times."""
         work = run.scheduler.workload
         mine, found = (replaced(work) if not is_counted else work), weights.copy()
         found[key] += by * STEP
@@ -91,7 +91,8 @@ def test_a_slot_that_is_counted_must_be_in_the_model_and_one_that_is_not_may_be_
     assert wrong(-1, is_counted=True, restarted=True) == ["1 weights differ from the counted slots: 0, expected 1"]
     assert wrong(+1, is_counted=True, restarted=True) == ["1 weights differ from the counted slots: 2, expected 1"]
     assert wrong(0, is_counted=True, restarted=False) == []
-    # Its worker died when one push of two was in; who deals had died before, and the next life knows nothing of it.
+    # Its worker died when one push of two was counted. The scheduler had died before, and the next
+    # one knows nothing of the slot.
     assert wrong(-1, is_counted=False, restarted=True) == []
     assert wrong(0, is_counted=False, restarted=True) == []
     assert wrong(+1, is_counted=False, restarted=True) == ["1 weights differ from the counted slots: 2, expected 0"]
@@ -100,24 +101,25 @@ def test_a_slot_that_is_counted_must_be_in_the_model_and_one_that_is_not_may_be_
 
 def test_a_checkpoint_that_was_told_of_must_be_there_after_a_crash() -> None:
     run = TrainingWorld(TrainingPlan(seed=3, checkpoint=100, stop={"epochs": 1}))
-    assert _lost(run, None) == []  # none was told of
+    assert _lost(run, None) == []  # no checkpoint was reported
     run.events.append(Saved(seconds=1.0, number=2, steps=3, bytes=1, took=0.1))
     assert [one.rule for one in _lost(run, None)] == ["I9 durable"]
     run.events.append(
         RolledBack(seconds=2.0, checkpoint=None, steps_before=3, steps_after=0, slots=[], why="all copies are lost")
     )
-    assert _lost(run, None) == []  # it had gone back to the beginning
+    assert _lost(run, None) == []  # it had rolled back to the beginning
     run.events.append(Saved(seconds=3.0, number=3, steps=3, bytes=1, took=0.1))
     run.cluster.damaged.add(3)
     assert _lost(run, None) == []
     run.close()
 
 
-PARTS = Path(__file__).parent / "plans" / "training" / "102001209-shrunk.txt"  # a part begins anew in another life
+# A part begins again after a restart.
+PARTS = Path(__file__).parent / "plans" / "training" / "102001209-shrunk.txt"
 
 
 def test_a_part_that_begins_anew_with_other_weights_is_caught() -> None:
-    """A little other: their objective is nearly the same."""
+    """The weights differ a little: their objective is nearly the same."""
     plan, begin = TrainingPlan.read(PARTS.read_text()), BlockProximal._begin
     assert isinstance(plan, TrainingPlan)
 
@@ -138,8 +140,9 @@ def test_a_slot_that_several_pushed_is_of_one_of_them_or_in_some_segments_of_one
     ways = [holders[BlockTurn(1, 0)] for holders in watch.holders(segments=2)]
     assert ways[:2] == [(FIRST_HAND,) * 2, (anew,) * 2]
     assert set(ways[2:]) == {(one, two) for one in (FIRST_HAND, anew) for two in (FIRST_HAND, anew)}
-    watch._note(BlockTurn(1, 0), (0, 1), anew)  # the run went back, and did it again
-    watch._note(BlockTurn(1, 0), (0, 0), FIRST_HAND)  # what is of before comes too late
+    watch._note(BlockTurn(1, 0), (0, 1), anew)  # the run rolled back and did it again
+    # A push from before the rollback comes too late.
+    watch._note(BlockTurn(1, 0), (0, 0), FIRST_HAND)
     assert [holders[BlockTurn(1, 0)] for holders in watch.holders(segments=2)] == [(anew,) * 2]
 
     plan = TrainingPlan(
@@ -155,7 +158,7 @@ def test_a_slot_that_several_pushed_is_of_one_of_them_or_in_some_segments_of_one
     np.testing.assert_array_equal(both, np.concatenate([one[:5], two[5:]]))
 
 
-FIRST, SEEDS, SOAK = 24, 144, 3_000  # and `make soak` runs thousands that nobody has run before
+FIRST, SEEDS, SOAK = 24, 144, 3_000  # `make soak` runs thousands of new seeds
 CATCHES = {
     "worker ends when a disk is full": 1164,
     "auto delay past its bound": 484,

@@ -1,4 +1,7 @@
-"""Whoever is here and can be reached is never called silent (I14), however much was lost on its way to it at once."""
+"""A server that is alive and reachable is never called silent (I14).
+
+This holds however many messages to it were lost at once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def _served(world: World, name: str) -> None:
 @pytest.mark.parametrize("lost", ["questions", "answers", "both"])
 @pytest.mark.parametrize("seed", range(3))
 def test_hundreds_of_pushes_that_were_lost_at_once_are_all_counted_once(seed: int, lost: str) -> None:
-    """As when a connection breaks with all of them under way: the server lives, and the client does not call it silent."""
+    """A live server is not called silent when a connection breaks with all pushes in flight."""
     world = World(seed)
     world.add(Coordinator(copies=2))
     for number in range(2):

@@ -1,4 +1,4 @@
-"""What a run is blamed for: what ended it, and who could have answered."""
+"""A verdict says what ended a run, and which nodes could have responded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from shoal.wire.messages import Done
 
 
 def test_a_run_that_was_cut_off_by_its_events_says_so() -> None:
-    """It is no proof that something hangs: there may be much to do."""
+    """Reaching the event limit does not prove that something hangs.
+
+    There may be much to do.
+    """
     plan = FaultPlan(seed=1, servers=2, workers=2, slots=20, faults=(Fault("join", 100, who="server-2"),), lasts=200)
     with mock.patch.object(module, "MOST_EVENTS", 300):
         (found,) = StoreRun(plan).verdict().violations
@@ -48,7 +51,7 @@ def _ann() -> tuple[World, SimulatedHost]:
 
 
 def test_who_calls_us_is_reached_also_when_we_do_not_call_it_any_more() -> None:
-    """Over its own socket, as by the transport between processes."""
+    """The message goes over its own socket, as in the transport between processes."""
     world, ann = _ann()
     world.carry_out("ann", [Connect("bob", "memory:bob")])
     world.tell("ann", Received("bob", Done(1), ()))

@@ -1,4 +1,7 @@
-"""Which crashes are more than copies protect from: those are withheld, since no promise speaks of them."""
+"""The simulator withholds crashes that copies do not protect from.
+
+No promise covers them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from shoal.wire import messages as m
 
 
 def begun(servers: int, copies: int) -> StoreRun:
-    """A cluster with a table, and nobody who uses it."""
+    """A cluster with a table that has no users."""
     run = StoreRun(FaultPlan(seed=1, servers=servers, copies=copies))
     run.cluster.set_up()
     operator = Worker("operator", "client", "only")
@@ -37,7 +40,8 @@ def test_one_that_stays_is_the_last_copy_as_soon_as_its_word_that_it_does_withou
     run = begun(servers=2, copies=2)
     assert run.cluster.may_lose("server-1")
     leaving(run, "server-0")
-    assert not knows(run, "server-1") and run.cluster.may_lose("server-1")  # it has not said anything yet
+    # It has not said anything yet.
+    assert not knows(run, "server-1") and run.cluster.may_lose("server-1")
     assert run._until(lambda: knows(run, "server-1"), limits.SECOND)
     person = run.cluster.coordinator.roster.members["server-1"]
     assert person.view < run.cluster.coordinator.roster.number, "its word has not come yet"
@@ -56,7 +60,10 @@ def test_one_that_leaves_counts_where_another_is_to_take_its_place() -> None:
 
 
 def test_a_primary_is_the_last_copy_as_soon_as_its_word_that_it_does_without_the_other_is_under_way() -> None:
-    """It cannot reach the other, so it asks to go on without it; if it dies before that word comes, the word counts all the same."""
+    """It cannot reach the other server, so it asks to go on alone.
+
+    If it dies before that request arrives, the request still counts.
+    """
     run = begun(servers=2, copies=2)
     cluster, world = run.cluster, run.world
     assert cluster.may_lose("server-0") and cluster.may_lose("server-1")
@@ -64,12 +71,12 @@ def test_a_primary_is_the_last_copy_as_soon_as_its_word_that_it_does_without_the
     world.weather.delay = 10 * limits.MILLISECOND
     world.send("server-0", COORDINATOR, m.Shrink(mine, "server-1", theirs))
     assert not cluster.may_lose("server-0")
-    assert cluster.may_lose("server-1")  # what it holds, the other one holds as well
+    assert cluster.may_lose("server-1")  # server-0 holds all that it holds
     assert run._until(
         lambda: any(place.servers == ["server-0"] for one in cluster.tables() for place in one.places), limits.SECOND
     )
     assert not cluster.may_lose("server-0")
-    # The other one is filled again, and that is on disk.
+    # The other server is filled again, and that is on disk.
     assert run._until(lambda: cluster.is_complete() and cluster.may_lose("server-0"), 20 * limits.SECOND)
 
 

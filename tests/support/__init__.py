@@ -1,8 +1,8 @@
-"""Rigs that several tests share. Each module is one of them.
+"""Test rigs that several tests share, one in each module.
 
 sandbox           runs programs under test and finds every process and file that they leave behind
 warm_forkserver   starts the processes of a cluster from one that has its imports
-counting          runs the counting model on real processes, evaluated by the simulator's checker
+counting          runs the counting model on real processes, checked by the simulator's checker
 one_thread_run    runs all nodes of a run in one thread, with no faults
 fake_run          plays a run's workers and evaluator by hand, for tests of the scheduler
 hosts             makes network namespaces with an address each; packet_link joins them
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 150.0  # seconds: a guard against hanging, not a measure; a busy machine may take long
+PATIENCE = 150.0  # seconds: a guard against hanging, not a measurement; a busy machine may be slow
 
 
 def with_root(environment: Mapping[str, str]) -> dict[str, str]:

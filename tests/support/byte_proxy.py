@@ -1,11 +1,12 @@
-"""A proxy between real nodes, on the bytes of their connections (ZMTP 3, without keys).
+"""A proxy between real nodes, which works on the bytes of their connections.
 
     with ByteProxy() as proxy, ProxiedCluster(proxy.through, servers=2) as cluster:
         proxy.intercept = lambda link, up, passing: passing.to == "server-1"  # dropped
 
-Unlike ``shoal.chaos.proxy`` it can cut connections, and send bytes that are no messages. A node
-that meets the coordinator through the proxy meets all others through it: addresses in the views
-that pass are replaced by the proxy's own. Only the proxy's thread touches its sockets.
+The protocol is ZMTP 3 without keys. Unlike ``shoal.chaos.proxy`` it can cut connections, and send
+bytes that are not messages. A node that connects to the coordinator through the proxy connects to
+all others through it: the proxy replaces the addresses in the views that pass. Only the proxy's
+thread uses its sockets.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class ZmtpStream:
 
     def __init__(self) -> None:
         self.ready = False  # READY was sent
-        self.name = ""  # which was sent with it
+        self.name = ""  # the name sent with it
         self._left = bytearray()
-        self._greeting = GREETING  # bytes of it that are still to come
+        self._greeting = GREETING  # bytes of it that are still missing
         self._parts: Frames = []
 
     def feed(self, data: bytes) -> list[bytes | Frames]:
@@ -273,7 +274,7 @@ def _dial(address: str) -> socket.socket:
     return far
 
 
-_PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
+_PATIENCE = 120.0  # seconds: a guard against hanging, not a measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +283,7 @@ class MessageInTransit:
 
     sender: str
     to: str
-    kind: str  # its tag; empty if it is none of ours
+    kind: str  # its tag; empty if it is not one of ours
     frames: Frames = field(repr=False)
 
     @property
@@ -301,7 +302,7 @@ class ByteProxy:
         self.connections: set[ProxiedConnection] = set()
         self._rewrite = rewrite
         self._links: dict[tuple[str, str], ProxiedLink] = {}
-        self._relays: dict[str, socket.socket] = {}  # by the address that they stand for
+        self._relays: dict[str, socket.socket] = {}  # by the address of the node behind each
         self._names: dict[str, str] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0

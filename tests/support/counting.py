@@ -1,8 +1,8 @@
-"""Runs the counting model on real processes: the simulator's clients, evaluated by its checker.
+"""Runs the counting model on real processes, checked by the simulator's checker.
 
-    crowd = Crowd(plan, address, den)       everyone in a process of its own, which can be killed
+    crowd = Crowd(plan, address, den)       every client in a process of its own
     crowd.start(0); crowd.start(1)
-    crowd.until(1, 20)                      it has had 20 pushes acknowledged
+    crowd.until(1, 20)                      20 of its pushes are acknowledged
     crowd.kill(1)
     crowd.finish()                          the others are done
     assert not crowd.violations(kv)
@@ -52,22 +52,22 @@ from shoal.wire.zmq import ZmqTransport
 from tests.support import PATIENCE
 from tests.support.sandbox import Den, soon
 
-_CALLS = 1 << 20  # of one process, at most
+_CALLS = 1 << 20  # calls of one process, at most
 _SKEW = 10 * MILLISECOND  # between the clocks of two cores
 _decoder = msgspec.json.Decoder(Event)
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """What one process is to do."""
+    """The orders of one process."""
 
     plan: FaultPlan
     address: str
-    column: int  # whose keys are its own, where clients count
-    life: int  # no two processes have the same
-    slots: list[int]  # to compute, where slots are counted
+    column: int  # the column whose keys it pushes, where clients count
+    life: int  # different in every process
+    slots: list[int]  # the slots to compute, where slots are counted
     history: str
     seconds: float
-    safety: str = "local"  # as Safety says it in a word
+    safety: str = "local"  # a Safety as text
 
 
 class Lines(list[Event]):
@@ -82,7 +82,7 @@ class Lines(list[Event]):
 
 
 class Diary(HistoryRecorder):
-    """A recorder whose calls are numbered apart from those of others."""
+    """A recorder with call numbers that differ from those of other processes."""
 
     def __init__(self, orders: Orders) -> None:
         super().__init__(orders.plan, time.monotonic_ns)
@@ -91,7 +91,7 @@ class Diary(HistoryRecorder):
 
 
 class Hand(SimulatedDealer):
-    """A dealer of one worker's slots, all dealt beforehand."""
+    """A dealer that has dealt all slots of one worker beforehand."""
 
     def __init__(self, plan: FaultPlan, slots: Sequence[int]) -> None:
         super().__init__(plan)
@@ -99,7 +99,7 @@ class Hand(SimulatedDealer):
 
 
 def plan_of(kind: Any, workers: int, slots: int, servers: int = 2, **settings: Any) -> FaultPlan:
-    """A small one, quick to think. For clients ``slots`` are pushes of each."""
+    """A small plan with short compute times; for clients ``slots`` is the pushes of each."""
     given: dict[str, Any] = {
         "seed": 0,
         "max_delay": 2 if kind == "each" else 0,
@@ -113,12 +113,12 @@ def plan_of(kind: Any, workers: int, slots: int, servers: int = 2, **settings: A
 
 
 def create(kv: KV, plan: FaultPlan) -> None:
-    """The table that all count in."""
+    """Creates the table that all processes count in."""
     kv.create(TABLE, StoreRun(plan)._spec())
 
 
 def live(orders: Orders) -> None:
-    """One client or worker, life after life, until its work is done."""
+    """Runs one client or worker, restarted until its work is done."""
     name, plan = client_name(orders.column), orders.plan
     diary, dealer, done = Diary(orders), Hand(plan, orders.slots), [0]
     deadline = time.monotonic() + orders.seconds
@@ -155,7 +155,7 @@ def live(orders: Orders) -> None:
 
 
 class Crowd:
-    """Clients or workers of one cluster, each in a process of its own, and what they wrote."""
+    """Clients or workers of one cluster, each in its own process, and their histories."""
 
     def __init__(
         self,
@@ -166,16 +166,16 @@ class Crowd:
         within: Callable[[int], Sequence[str]] = lambda column: (),
         safety: Callable[[int], Safety] = lambda column: Safety.local(),
     ) -> None:
-        """For columns on hosts of their own: the prefix of each command, and its keys."""
+        """``within`` and ``safety``: the command prefix and keys of columns on their own hosts."""
         self.plan, self.address, self._den, self._seconds = plan, address, den, seconds
         self._within, self._safety = within, safety
         self.processes: dict[int, subprocess.Popen[str]] = {}
-        self.ended: list[str] = []  # what those said that are done: why their lives ended
+        self.ended: list[str] = []  # why the lives of finished processes ended
         self._files: list[tuple[int, Path]] = []
         self._notes: list[Event] = []
 
     def start(self, column: int, slots: Sequence[int] = ()) -> None:
-        """Another process for this column: the first, or one in place of one that was killed."""
+        """Starts a process for this column: the first one, or one that replaces a killed one."""
         life = len(self._files) + 1
         path = self._den.folder / f"history-{secrets.token_hex(4)}.jsonl"
         safety = self._safety(column).plain
@@ -185,7 +185,7 @@ class Crowd:
         self.processes[column] = self._den.start(*arguments, within=self._within(column))
 
     def kill(self, column: int) -> None:
-        """SIGKILL, and note it."""
+        """Kills with SIGKILL, and notes it."""
         process = self.processes.pop(column)
         self.note("crashed", column)
         process.kill()
@@ -195,13 +195,13 @@ class Crowd:
         self.processes[column].send_signal(number)
 
     def note(self, what: Any, column: int, at: int = 0) -> None:
-        """Notes what changes the expectations of a client, and was not before ``at``."""
+        """Notes an event that changes what a client may expect, and was not before ``at``."""
         last = [one for one in self.history(column) if not isinstance(one, End)]
         incarnation = last[-1].incarnation if last else 0
         self._notes.append(Note(at or time.monotonic_ns(), what, client_name(column), incarnation))
 
     def history(self, column: int | None = None) -> list[Event]:
-        """What all have written so far, or one of them, in the order of time."""
+        """The history of all processes, or of one, in the order of time."""
         found: list[Event] = [] if column is not None else list(self._notes)
         for of, path in self._files:
             if path.exists() and column in (None, of):
@@ -210,7 +210,7 @@ class Crowd:
         return sorted(found, key=lambda record: record.time)
 
     def begun(self, column: int) -> int:
-        """How many pushes it has sent, or is about to."""
+        """How many pushes it has sent, or is about to send."""
         return sum(isinstance(one, Begin) and one.kind == "push" for one in self.history(column))
 
     def acknowledged(self, column: int) -> int:
@@ -219,7 +219,7 @@ class Crowd:
         return sum(isinstance(one, End) and one.outcome == "ok" and one.call in pushes for one in history)
 
     def until(self, column: int, pushes: int) -> None:
-        """Until so many pushes of this one are acknowledged."""
+        """Waits until this many of its pushes are acknowledged."""
 
         def enough() -> bool:
             process = self.processes[column]
@@ -229,7 +229,7 @@ class Crowd:
         assert soon(enough), f"{client_name(column)}: {self.acknowledged(column)} of {pushes} pushes"
 
     def finish(self) -> None:
-        """Wait until all that are left have done their work."""
+        """Waits until all processes that are left have done their work."""
         for column, process in self.processes.items():
             try:
                 out, errors = process.communicate(timeout=self._seconds + PATIENCE)
@@ -240,7 +240,7 @@ class Crowd:
         self.processes.clear()
 
     def violations(self, kv: KV) -> list[Violation]:
-        """What the checker says of the history, and of what is in the table now."""
+        """The checker's violations, for the history and the current table."""
         history, recorder = widened(self.history()), HistoryRecorder(self.plan, time.monotonic_ns)
         assert any(isinstance(one, End) and one.seen for one in history), "nobody has pulled: nothing is shown"
         layout: Layout = kv._client.session.layout(TABLE)

@@ -1,6 +1,6 @@
 """A small disk that can stall, fail or fill up: a file as a loop device with a file system.
 
-    with Volume() as volume:             needs root; ``missing()`` says what is not there
+    with Volume() as volume:             needs root; ``missing()`` says what is missing
         volume.folder                    it is mounted here
         volume.freeze(); volume.thaw()   writes and syncs wait in between
         volume.read_only(); volume.writable()
@@ -24,11 +24,11 @@ from tests.support.sandbox import soon
 _TOOLS = ("losetup", "mkfs.ext4", "mount", "umount", "fsfreeze")
 _SIZE = 16 << 20  # bytes
 _WITHIN = 20.0  # seconds for one command
-_SHUTDOWN, _AT_ONCE = 0x8004587D, 2  # ext4: stop at once, and flush nothing
+_SHUTDOWN, _AT_ONCE = 0x8004587D, 2  # ext4: stop at once, flush nothing
 
 
 def missing() -> str:
-    """What this machine lacks; empty if it has all."""
+    """What this machine lacks; empty if nothing."""
     if os.geteuid() != 0:
         return "a disk of its own needs root"
     if tools := [tool for tool in _TOOLS if shutil.which(tool) is None]:
@@ -41,10 +41,10 @@ def missing() -> str:
 
 
 class Volume:
-    """Use as a context."""
+    """A small ext4 file system. Use as a context."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Mounted at ``folder``, which is there; or at one of its own."""
+        """Mounts it at ``folder``, which exists, or at a new one."""
         self._given = folder
 
     def __enter__(self) -> Volume:
@@ -71,7 +71,7 @@ class Volume:
         _run("fsfreeze", "-u", str(self.folder))
 
     def read_only(self) -> None:
-        """As soon as nobody writes: until then it is refused."""
+        """Makes it read-only, as soon as no process writes."""
         assert soon(lambda: _tried("mount", "-o", "remount,ro", str(self.folder)), _WITHIN), "somebody always writes"
 
     def writable(self) -> None:
@@ -85,9 +85,10 @@ class Volume:
             os.close(folder)
 
     def _unmount(self) -> None:
-        _tried("fsfreeze", "-u", str(self.folder))  # or nobody who waits for it ever ends
+        _tried("fsfreeze", "-u", str(self.folder))  # otherwise processes that wait for it never end
         if not _tried("umount", str(self.folder)):
-            _run("umount", "-l", str(self.folder))  # somebody has a file open: it goes when they do
+            # A process has a file open: it is unmounted when that process ends.
+            _run("umount", "-l", str(self.folder))
 
 
 def _run(*command: str) -> None:

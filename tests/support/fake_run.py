@@ -23,7 +23,7 @@ E = TypeVar("E", bound=RunEvent)
 
 
 def scheduler(rules: StopRules | None = None, slots: int = 0, workers: int = 2, every: float = 1.0) -> Scheduler:
-    """A run with epochs of eight slots, in steps of so many if there are steps."""
+    """A run with epochs of eight slots; ``slots`` is the number per step, 0 means no steps."""
     step = Step(slots=slots, slots_per_pass=PER_PASS) if slots else None
     workload = SlotQueue(Slots(PER_PASS, 1, seed=3), ENDLESS, step)
     stopping = StopDecision(rules or StopRules(epochs=2))
@@ -45,11 +45,11 @@ class Desk:
     now: int = 100 * SECOND
     told: list[RunEvent] = field(default_factory=list)
     journal: list[bytes] = field(default_factory=list)
-    # by worker: slots that it has and has not reported
+    # by worker: the slots it has and has not reported
     hands: dict[int, list[int]] = field(default_factory=dict)
     over: dict[int, str] = field(default_factory=dict)
     requests: int = 0
-    disk_error: str = ""  # why no line can be written
+    disk_error: str = ""  # why no record can be written
 
     def feed(self, effects: list[Effect]) -> list[m.Message]:
         said: list[m.Message] = []
@@ -86,7 +86,7 @@ class Desk:
         return judge
 
     def evaluate(self, loss: float = 0.5) -> int:
-        """Do the evaluation that is asked for: its number, or -1."""
+        """Does the requested evaluation; returns its number, or -1."""
         asked = self.ready()
         if asked.number >= 0:
             self.ready(holds=asked.number)
@@ -94,20 +94,20 @@ class Desk:
         return asked.number
 
     def begin(self, loss: float = 0.7) -> Desk:
-        """Both workers are here, and the first weights are evaluated."""
+        """Both workers join, and the first weights are evaluated."""
         self.want(1)
         self.want(2)
         assert self.evaluate(loss) == 0
         return self
 
     def work(self, who: int, most: int = 4) -> int:
-        """Report all that it has, take more: how many were reported."""
+        """Reports all slots of a worker and takes more; returns how many were reported."""
         done, self.hands[who] = self.hands.get(who, []), []
         self.want(who, more=most, counted=done, examples=len(done), loss=0.5 * len(done))
         return len(done)
 
     def run(self, loss: float = 0.5, turns: int = 200) -> Desk:
-        """Until it is over, all of them working."""
+        """Lets all workers work until the run is over."""
         for _ in range(turns):
             self.now += 10 * MILLISECOND
             for who in (1, 2):
@@ -119,7 +119,7 @@ class Desk:
         return self
 
     def run_until_asked(self) -> None:
-        """Until another evaluation is asked for."""
+        """Works until another evaluation is requested."""
         asked = self.scheduler.evaluations.asked
         while self.scheduler.evaluations.asked == asked:
             self.now += 10 * MILLISECOND
@@ -133,7 +133,7 @@ class Desk:
         self.hands.pop(who, None)
 
     def wait(self, seconds: float) -> None:
-        steps = max(10, round(seconds))  # as a loop turns that does not sleep
+        steps = max(10, round(seconds))  # like a loop that does not sleep
         for _ in range(steps):
             self.now += int(seconds * SECOND / steps)
             self.feed(self.scheduler.tick(self.now))

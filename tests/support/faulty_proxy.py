@@ -1,8 +1,8 @@
-"""A proxy that repeats, drops, delays, cuts, flips and holds messages, from a seed.
+"""A proxy that repeats, drops, delays, cuts, flips and holds messages, drawn from a seed.
 
     with FaultyProxy(seed=3) as proxy, shoal.connect(proxy.through(cluster.address)) as kv:
         proxy.weather = LinkFaults(repeat=0.2)                  a fifth of all messages comes twice
-        with proxy.hold("counted", to="ann") as held:           answers are kept back until released
+        with proxy.hold("counted", to="ann") as held:           responses are held until released
             held.wait(1)
 
 Each link draws from the seed in the order of its own messages.
@@ -24,29 +24,29 @@ from tests.support.byte_proxy import ByteProxy, Frames, MessageInTransit, Proxie
 Where = Literal["prefix", "header", "length", "array", "framing"]
 EVERYWHERE: tuple[Where, ...] = ("prefix", "header", "length", "array", "framing")
 _TRIES = 200
-_PATIENCE = 120.0  # seconds: a guard against hanging, not a measure
+_PATIENCE = 120.0  # seconds: a guard against hanging, not a measurement
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFaults:
-    """The faults of messages, as shares of them; times are seconds."""
+    """The shares of messages that get each fault; times are in seconds."""
 
     repeat: float = 0.0
-    late: float = 0.3  # of the repeats, how many come much later
-    later: float = 3.0  # at most so much
+    late: float = 0.3  # the share of repeats that come much later
+    later: float = 3.0  # at most this much later
     drop: float = 0.0
-    delay: float = 0.0  # of every message, at most; the order stays
-    cut: float = 0.0  # the connection ends here; what was under way comes later, by the next one
-    flip: float = 0.0  # one bit
+    delay: float = 0.0  # of every message, at most; the order is kept
+    cut: float = 0.0  # the connection ends; messages in flight come later, over the next one
+    flip: float = 0.0  # one bit is flipped
     where: tuple[Where, ...] = EVERYWHERE
-    alter: float = 0.0  # what ``change`` makes of them instead
+    alter: float = 0.0  # replaced by the result of ``change``
     change: Callable[[MessageInTransit], Frames] = lambda passing: passing.frames
-    most: int = 1 << 62  # faults other than delays, in all
+    most: int = 1 << 62  # faults except delays, in total
     only: Callable[[MessageInTransit], bool] = lambda passing: True
 
 
 class HeldMessages:
-    """Messages that are kept back, until they are let go or thrown away."""
+    """Messages that are held until they are released or discarded."""
 
     def __init__(self, proxy: FaultyProxy, matches: Callable[[MessageInTransit], bool]) -> None:
         self.matches, self.caught = matches, list[MessageInTransit]()
@@ -54,22 +54,22 @@ class HeldMessages:
         self._more = threading.Condition()
 
     def wait(self, count: int = 1, seconds: float = _PATIENCE) -> list[MessageInTransit]:
-        """Until so many were caught."""
+        """Waits until this many were held."""
         with self._more:
             enough = self._more.wait_for(lambda: len(self.caught) >= count, seconds)
         assert enough, f"{len(self.caught)} of {count} messages were held back after {seconds:g} s"
         return list(self.caught)
 
     def release(self) -> None:
-        """Let them go, in their order, and keep nothing back any more."""
+        """Sends them in order, and holds no more messages."""
         self._end(lambda link, up, passing: link.schedule(up, written(passing.frames), 0.0))
 
     def discard(self) -> None:
-        """Throw them away, and keep nothing back any more."""
+        """Discards them, and holds no more messages."""
         self._end(lambda link, up, passing: None)
 
     def replace(self, data: bytes) -> None:
-        """These bytes go instead of each."""
+        """Sends these bytes instead of each of them."""
         self._end(lambda link, up, passing: link.schedule(up, data, 0.0))
 
     def _end(self, each: Callable[[ProxiedLink, bool, MessageInTransit], None]) -> None:
@@ -96,12 +96,13 @@ class HeldMessages:
 
 
 class FaultyProxy(ByteProxy):
-    """The proxy with faults by chance. Use as a context."""
+    """The proxy with random faults. Use as a context."""
 
     def __init__(self, seed: int = 0, rewrite: bool = True) -> None:
         self._weather = LinkFaults()
-        self.struck = 0  # messages that suffered a fault, in this weather and before
-        self.seen: Counter[tuple[str, str, str]] = Counter()  # what has passed: (sender, to, kind)
+        self.struck = 0  # messages with a fault, in this weather and before
+        # Messages that passed: (sender, to, kind).
+        self.seen: Counter[tuple[str, str, str]] = Counter()
         self.holds: list[HeldMessages] = []
         self._seed, self._random = seed, Random(f"{seed}/proxy")
         self._draws: dict[tuple[str, str, bool], Random] = {}
@@ -119,7 +120,7 @@ class FaultyProxy(ByteProxy):
         self.linger = self._linger + weather.delay
 
     def hold(self, *kinds: str, sender: str = "", to: str = "") -> HeldMessages:
-        """Keep back all messages of these kinds, from and to these nodes (empty: any)."""
+        """Holds all messages of these kinds, from and to these nodes (empty: any)."""
 
         def matches(passing: MessageInTransit) -> bool:
             return passing.kind in kinds and sender in ("", passing.sender) and to in ("", passing.to)
@@ -129,7 +130,7 @@ class FaultyProxy(ByteProxy):
         return held
 
     def cut(self, caller: str, target: str) -> None:
-        """End the connection between the two; they may make another."""
+        """Ends the connection between the two; they may make another."""
 
         def cut() -> None:
             for link in list(self._links.values()):
@@ -177,7 +178,7 @@ class FaultyProxy(ByteProxy):
         if draw.random() < weather.alter:
             self.counts["altered"] += 1
             header, *arrays = weather.change(passing)
-            # It stands for a faulty sender, not a faulty wire: the checksum fits the arrays.
+            # This stands for a faulty sender, not a faulty wire: the checksum fits the arrays.
             data = written([coding.encode(coding.decode_header(header), arrays), *arrays])
         if draw.random() < weather.flip:
             where = draw.choice(weather.where)
@@ -190,7 +191,7 @@ class FaultyProxy(ByteProxy):
         link.schedule(up, data, delay)
 
     def _flipped(self, frames: Frames, where: Where, draw: Random) -> bytes:
-        """The message with one bit changed, so that it can be noticed."""
+        """The message with one bit flipped where it can be noticed."""
         first = frames[0]
         if where == "framing":
             sizes = [len(head(len(frame), False)) for frame in frames]

@@ -1,15 +1,15 @@
 """Hosts on this machine: network namespaces with an address each, and links that can be cut.
 
-    with Hosts(3) as hosts:                      needs root; ``missing()`` says what is not there
-        hosts.start(0, "-m", "shoal", ...)       Python, on the first of them
-        hosts.cut(0, 1)                          neither hears the other
-        hosts.cut(0, 1, both=False)              1 does not hear 0
-        hosts.alone(2)                           cut off from all, from us too
+    with Hosts(3) as hosts:                      needs root; ``missing()`` says what is missing
+        hosts.start(0, "-m", "shoal", ...)       runs Python on the first host
+        hosts.cut(0, 1)                          no packets between 0 and 1
+        hosts.cut(0, 1, both=False)              no packets from 0 to 1
+        hosts.alone(2)                           cut off from all, from the test too
         hosts.heal()
 
-The test is on the same network (``Hosts.US``), so that it can look on. A namespace is known by the
-process that made it: the next user removes those of a dead process. Nothing here touches a network
-that it did not make.
+The test is on the same network (``Hosts.US``), so that it can observe the hosts. The name of a
+namespace contains the process that made it: the next user removes those of a dead process.
+Nothing here touches a network that it did not make.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 
 
 def missing() -> str:
-    """What this machine lacks for hosts of their own; empty if it has all."""
+    """What this machine lacks to make hosts; empty if nothing."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if not os.path.exists(_TUN):
@@ -56,7 +56,7 @@ def missing() -> str:
 
 
 class Hosts:
-    """Use as a context: leaving it ends whatever runs on the hosts, and removes them."""
+    """Use as a context: leaving it ends all processes on the hosts, and removes the hosts."""
 
     US = -1  # this process's own host
 
@@ -78,7 +78,7 @@ class Hosts:
                 _ip("netns", "add", self._names[i])
                 self._settle(i)
             self._settle(self.US)
-            self.heal()  # returns when all are plugged in
+            self.heal()  # returns when all are connected
             self._undo = undo.pop_all()
         return self
 
@@ -90,30 +90,30 @@ class Hosts:
         return self._den
 
     def address(self, host: int) -> str:
-        """Of a host, as text."""
+        """The address of a host, as text."""
         return str(self._net[100 if host == self.US else host + 1])
 
     def within(self, host: int) -> list[str]:
-        """What stands before a command that is to run there."""
+        """The prefix of a command that runs on this host."""
         return [] if host == self.US else ["ip", "netns", "exec", self._names[host]]
 
     def start(self, host: int, *arguments: str, **settings: Any) -> subprocess.Popen[str]:
-        """Run Python there with these arguments."""
+        """Runs Python on this host with these arguments."""
         return self._den.start(*arguments, within=self.within(host), **settings)
 
-    # ------------------------------------------------------------ weather
+    # ------------------------------------------------------------ network faults
 
     def cut(self, one: int, other: int, both: bool = True) -> None:
-        """What ``one`` sends never comes to ``other``; nor the other way round."""
+        """Drops all packets from ``one`` to ``other``, and those back if ``both``."""
         self._set([(one, other), (other, one)] if both else [(one, other)], CUT)
 
     def alone(self, host: int) -> None:
-        """As if its cable were pulled."""
+        """Cuts a host off from all others, as if its cable were pulled."""
         others = [one for one in (*range(self.count), self.US) if one != host]
         self._set([(host, one) for one in others] + [(one, host) for one in others], CUT)
 
     def all(self, air: Air) -> None:
-        """Between all hosts, both ways; we look on undisturbed."""
+        """Sets the air between all hosts, both ways; the test's own links stay as they are."""
         self._set([(one, other) for one in range(self.count) for other in range(self.count) if one != other], air)
 
     def heal(self) -> None:
@@ -127,7 +127,7 @@ class Hosts:
         return links
 
     def mend(self, one: int, other: int) -> None:
-        """One link, both ways."""
+        """Heals one link, both ways."""
         self._set([(one, other), (other, one)], CLEAR)
 
     def _set(self, ways: Sequence[tuple[int, int]], air: Air) -> None:
@@ -141,7 +141,7 @@ class Hosts:
         return "us" if host == self.US else self._names[host]
 
     def _settle(self, host: int) -> None:
-        """A device with an address, whose other end is in the ether's hands."""
+        """Makes a device with an address, whose other end the ether reads and writes."""
         device = f"{_PREFIX[:2]}{os.getpid()}-{'us' if host == self.US else host}"
         end = _tun(device)
         self.ether.plug(self._name(host), end, ipaddress.ip_address(self.address(host)).packed)
@@ -155,7 +155,7 @@ class Hosts:
 
 
 def sweep() -> None:
-    """Remove the namespaces of processes that are no more: a test that was killed could not."""
+    """Removes the namespaces of dead processes: a killed test could not do it."""
     for path in _NAMES.glob(f"{_PREFIX}-*-*") if _NAMES.exists() else ():
         maker = path.name.split("-")[1]
         if maker.isdigit() and not psutil.pid_exists(int(maker)):
@@ -163,7 +163,7 @@ def sweep() -> None:
 
 
 def _remove(name: str) -> None:
-    """And whatever runs in it."""
+    """Removes a namespace and kills all processes in it."""
     if not (_NAMES / name).exists():
         return
     with contextlib.suppress(subprocess.SubprocessError):
@@ -174,7 +174,7 @@ def _remove(name: str) -> None:
 
 
 def _free_net() -> ipaddress.IPv4Network:
-    """A /24 that no device of ours has."""
+    """A /24 that no device of this machine uses."""
     taken = _ip("-o", "-4", "addr")
     nets = list(_NET.subnets(new_prefix=24))
     for i in range(len(nets)):
@@ -185,7 +185,7 @@ def _free_net() -> ipaddress.IPv4Network:
 
 
 def _tun(name: str) -> int:
-    """A new device, which goes when this file is closed."""
+    """Makes a new device, which exists until this file is closed."""
     end = os.open(_TUN, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.ioctl(end, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))

@@ -1,13 +1,12 @@
 """Runs a cluster over several hosts in the counting model, and checks it.
 
     host 0              the coordinator
-    hosts 1 to 3        a server each, two copies of every segment: one of them is to spare
+    hosts 1 to 3        a server each, two copies of every segment: one server may be lost
     hosts 4 to 6        a worker or client each
-    us                  the test, undisturbed
+    us                  the test, which has no network faults
 
 Each host has a folder of keys, and the coordinator's list has all of them; ``keys=False``: no
-encryption. The nodes are plain processes (``node_process``): nothing sees them end or restarts
-them.
+encryption. The nodes are plain processes (``node_process``): no supervisor restarts them.
 """
 
 from __future__ import annotations
@@ -55,17 +54,17 @@ class Record(list[tuple[int, m.View]]):
             self.append((now, view))
 
     def losses(self) -> int:
-        """How often one and the same segment lost a member of its set; the worst of them."""
+        """How often one segment lost a member of its replica set; the maximum over all segments."""
         sets = [[set(place.servers) for place in places] for _, view in self if (places := _places(view))]
         lost = [[bool(before - after) for before, after in zip(*pair, strict=True)] for pair in pairwise(sets)]
         return max(map(sum, zip(*lost, strict=True)), default=0)
 
     def returns(self, name: str) -> int:
-        """As how many lives a node was seen beyond the first."""
+        """How many times a node joined again."""
         return len({one.incarnation for _, view in self for one in view.members if one.name == name}) - 1
 
     def first(self, which: Callable[[m.View], bool]) -> int:
-        """When it was first so."""
+        """The time of the first view for which ``which`` is true; 0 if there is none."""
         return next((at for at, view in self if which(view)), 0)
 
 
@@ -74,12 +73,12 @@ def _places(view: m.View) -> list[m.Replicas]:
 
 
 class Site:
-    """Use as a context."""
+    """A cluster over several hosts. Use as a context."""
 
     def __init__(
         self, hosts: Hosts, servers: int = SERVERS, copies: int = COPIES, keys: bool = True, port: int = _PORT
     ) -> None:
-        """``port``: another one for each of several on the same hosts."""
+        """``port`` must differ between sites on the same hosts."""
         self.hosts, self.copies, self.keys = hosts, copies, keys
         self.servers = [f"server-{i}" for i in range(servers)]
         self.address = self._listens = f"tcp://{hosts.address(COORDINATOR)}:{port}"
@@ -114,14 +113,14 @@ class Site:
             process.communicate()
 
     def host(self, name: str) -> int:
-        """Where a node is."""
+        """The host of a node."""
         kind, _, number = name.partition("-")
         return (
             COORDINATOR if kind == "coordinator" else int(number) + (FIRST_SERVER if kind == "server" else FIRST_WORKER)
         )
 
     def post(self, name: str, within: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """Starts a node, for the first time or again; ``within`` is a prefix of its command."""
+        """Starts or restarts a node; ``within`` is a prefix of its command."""
         here = self.hosts.address(self.host(name))
         journal = self._folder / "coordinator.journal"
         post = (
@@ -136,7 +135,7 @@ class Site:
         return process
 
     def gather(self, kind: str, slots: int = 60, **settings: Any) -> Crowd:
-        """Workers at their work, three pushes each behind them."""
+        """Starts the workers; returns when each has three pushes acknowledged."""
         count = slots if kind != "clients" else slots // WORKERS
         plan = plan_of(kind, WORKERS, count, servers=len(self.servers), copies=self.copies, **{"think": 30, **settings})
         create(self.kv, plan)
@@ -153,10 +152,10 @@ class Site:
             crowd.until(column, 3)
         return crowd
 
-    # ------------------------------------------------------------ looking on
+    # ------------------------------------------------------------ status
 
     def members(self, role: str = "server") -> dict[str, int]:
-        """Their incarnations, by name."""
+        """The incarnations of all members with this role, by name."""
         return {one.name: one.incarnation for one in self.looking.look(PATIENCE).members if one.role == role}
 
     def wait_for_servers(self) -> None:
@@ -169,7 +168,7 @@ class Site:
         return _places(self.view())
 
     def told(self) -> dict[str, m.TableStatusReply]:
-        """What each server says of the table, with a hash of every segment that it has."""
+        """Each server's status of the table, with a hash of every segment that it has."""
         view = self.view()
         number = next(table.number for table in view.tables if table.name == TABLE)
 
@@ -206,7 +205,7 @@ class Site:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[Record]:
-        """All views that the coordinator has meanwhile; none that lasts a second is missed."""
+        """Records the coordinator's views meanwhile; none that lasts a second is missed."""
         record, looking = Record(), StatusClient(self._transport)
         over = threading.Event()
 
@@ -226,7 +225,7 @@ class Site:
             looking.close()
 
     def words(self) -> str:
-        """What those nodes said that have ended."""
+        """The error output of nodes that have ended."""
         return "; ".join(
             f"{name}: {process.communicate()[1]}"
             for name, process in self.processes.items()
@@ -236,7 +235,7 @@ class Site:
     # ------------------------------------------------------------ keys
 
     def key_folder(self, name: str) -> Path:
-        """Of the host that a node is on."""
+        """The folder of keys of a node's host."""
         return self._folder / f"keys-{name}"
 
     def safety(self, name: str) -> Safety:

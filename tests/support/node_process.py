@@ -1,9 +1,9 @@
-"""A coordinator or a server in a process of its own, on any host, which nothing restarts.
+"""Runs a coordinator or a server in a process of its own, which nothing restarts.
 
     python -m tests.support.node_process '{"kind": "server", "name": "server-0", ...}'
 
-It prints its address when it listens, and runs until it is killed; a server also ends when the
-coordinator releases or refuses it. It prints what its transport counted.
+It runs on any host. It prints its address when it listens, and runs until it is killed; a server
+also ends when the coordinator releases or refuses it. It prints the counters of its transport.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from shoal.wire.zmq import ZmqTransport
 
 
 class Post(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who is to be where."""
+    """The settings of one node process."""
 
     kind: Literal["coordinator", "server"]
     name: str
     bind: str
-    coordinator: str = ""  # where a server finds it
+    coordinator: str = ""  # its address, for a server
     journal: str = ""
     copies: int = 1
-    safety: str = "insecure"  # as Safety says it in a word
+    safety: str = "insecure"  # a Safety as text
 
 
 def stand(post: Post) -> None:
-    """Until the process ends."""
+    """Runs the node until the process ends."""
     prepare(())
     safety = Safety.of_plain(post.safety)
     transport = ZmqTransport(post.name, post.bind, safety)

@@ -1,8 +1,7 @@
 """Runs all nodes of a run in a simulated world without faults: nothing sleeps.
 
-The loop is ``simulation.world.World``; this says which nodes there are, and how a test reaches
-them. Messages take about a millisecond, drawn from the seed, and none is lost unless a test says
-so (``drop``).
+The loop is ``simulation.world.World``; this adds the nodes, and how a test reaches them. Messages
+take about a millisecond, drawn from the seed, and none is lost unless a test says so (``drop``).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Kind = TypeVar("Kind", bound=RunEvent)
 
 
 class CalmWorld:
-    """Nodes on hosts whose clocks are right, and a network that loses nothing."""
+    """Nodes on hosts with correct clocks, and a network that loses nothing."""
 
     def __init__(self, seed: int = 0) -> None:
         self.world, self.draw = World(seed), random.Random(seed)
@@ -53,18 +52,18 @@ class CalmWorld:
 
     @property
     def now(self) -> int:
-        """As the nodes read it."""
+        """The time that the nodes see."""
         return SECOND + self.world.now
 
     @property
     def journal(self) -> list[bytes]:
-        """What the coordinator's disk has."""
+        """The journal on the coordinator's disk."""
         kept = self.world.journals.get(COORDINATOR)
         return [] if kept is None else list(kept.durable)
 
     @property
     def drop(self) -> Callable[[str, str, m.Message], bool]:
-        """Whether a message of this sender to this node is lost."""
+        """Whether a message from this sender to this node is lost."""
         return self.world.drop
 
     @drop.setter
@@ -73,10 +72,10 @@ class CalmWorld:
 
     def board(self, node: Node) -> None:
         self.world.add(node)
-        self.feed(node.name, Tick())  # it has begun, also if the test never lets time pass
+        self.feed(node.name, Tick())  # it starts even if the test never lets time pass
 
     def serve(self, name: str) -> DrainableNode:
-        """One more server, as it runs everywhere: inside a guest."""
+        """Adds a server, inside a DrainableNode as everywhere."""
         server = Server(name, f"token of {name}", f"memory:{name}")
         guest = DrainableNode(server, server.member)
         self.board(guest)
@@ -86,7 +85,7 @@ class CalmWorld:
         self.world.tell(name, event)
 
     def turn(self) -> None:
-        """Let the next thing happen."""
+        """Runs the next event."""
         self.world.turn()
 
     def until(self, done: Callable[[], bool], turns: int = 300_000) -> None:
@@ -97,7 +96,7 @@ class CalmWorld:
         raise AssertionError(f"not done at {self.world.now / SECOND:.1f} s: {self.told[-3:]}")
 
     def kill(self, name: str) -> None:
-        """It ends, and the launcher sees it."""
+        """Kills a node, and the launcher notices."""
         self.world.crash(name)
         self.feed(COORDINATOR, ProcessEnd(name, "killed by signal 9"))
 
@@ -114,7 +113,7 @@ class CalmWorld:
 
 
 class Ship(CalmWorld):
-    """All nodes of a run on a data set; settings of its job as ``strategy__max_delay=1``."""
+    """All nodes of a run on a data set; job settings are given as ``strategy__max_delay=1``."""
 
     def __init__(self, rows: Dataset, seed: int = 0, cache: int = 1 << 30, **settings: Any) -> None:
         super().__init__(seed)
@@ -139,7 +138,7 @@ class Ship(CalmWorld):
 
     @property
     def ends(self) -> dict[str, Task]:
-        """Of everybody who takes part: done when it has nothing more to do."""
+        """A task for every participant: done when it has nothing more to do."""
         return self.run.ends
 
     def hire(self, name: str) -> Trainer:
@@ -154,7 +153,7 @@ class Ship(CalmWorld):
         super().kill(name)
 
     def restart_coordinator(self) -> None:
-        """It dies, and another goes on by what its disk kept of the journal."""
+        """Kills the coordinator; another one goes on from the journal on disk."""
         self.world.crash(COORDINATOR)
         self._coordinate(self.journal)
 
@@ -164,7 +163,7 @@ class Ship(CalmWorld):
         self.board(made)
 
     def home(self) -> Ship:
-        """To the end of the run, and of all who take part."""
+        """Runs to the end of the run and of all participants."""
         self.until(lambda: all(task.done for task in self.ends.values()))
         return self
 

@@ -5,9 +5,9 @@
     ether.weather = lambda sender, to: CUT   called whenever the weather is set
 
 A real link would need a packet filter or a queueing discipline of the kernel, which not every
-machine has; this needs a tun device and nothing else, and knows every fault in both directions.
-Packets are whole IP packets of the kernel's own TCP, which resends what is lost. Packets between
-two hosts keep their order.
+machine has; this needs only a tun device, and can apply every fault in both directions. Packets
+are whole IP packets of the kernel's own TCP, which resends what is lost. Packets between two
+hosts keep their order.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from dataclasses import dataclass
 from random import Random
 
 _LARGEST = 65_536  # bytes of a packet
-_AT_ONCE = 64  # packets of one host, before it is the next one's turn
-_LONGEST = 0.5  # seconds between two looks whether it is over
+_AT_ONCE = 64  # packets of one host, before the next host's turn
+_LONGEST = 0.5  # seconds between two checks whether it is over
 _DEEP = 0.25  # seconds of packets that may queue on a slow link; later ones are lost
 
 
 @dataclass(frozen=True, slots=True)
 class Air:
-    """What happens to packets one way between two hosts."""
+    """The faults of packets in one direction between two hosts."""
 
     cut: bool = False
-    loss: float = 0.0  # chance of each packet
+    loss: float = 0.0  # probability for each packet
     delay: float = 0.0  # seconds
     jitter: float = 0.0  # seconds more or less
-    rate: float = 0.0  # bits a second; 0: as fast as it goes
+    rate: float = 0.0  # bits per second; 0: unlimited
 
 
 CLEAR, CUT = Air(), Air(cut=True)
@@ -49,7 +49,7 @@ def clear(sender: str, to: str) -> Air:
 
 
 class Way:
-    """One direction between two hosts: its air, and what is on its way."""
+    """One direction between two hosts: its faults, and the state of its queue."""
 
     __slots__ = ("air", "free", "last", "random", "to")
 
@@ -73,7 +73,7 @@ class Way:
 
 
 class Ether:
-    """A thread that passes packets on. Use as a context."""
+    """A thread that forwards packets. Use as a context."""
 
     def __init__(self, seed: int = 0) -> None:
         self.counts: Counter[str] = Counter()  # passed, lost, cut off, for nobody
@@ -81,7 +81,7 @@ class Ether:
         self._devices: dict[bytes, int] = {}  # by address
         self._names: dict[bytes, str] = {}
         self._weather: Weather = clear
-        self._ways: dict[bytes, Way] = {}  # by both addresses, as they stand in a packet
+        self._ways: dict[bytes, Way] = {}  # by both addresses, as in a packet's header
         self._late: list[tuple[float, int, int, bytes]] = []
         self._serial, self._over = 0, False
         self._poll = select.poll()
@@ -119,7 +119,7 @@ class Ether:
 
     @weather.setter
     def weather(self, weather: Weather) -> None:
-        """In force when this returns; delayed packets still arrive on links that are up."""
+        """Sets the weather at once; delayed packets still arrive on links that are up."""
         done = threading.Event()
 
         def change() -> None:
@@ -136,7 +136,7 @@ class Ether:
         os.write(self._bell, b"!")
 
     def _survey(self) -> None:
-        """All ways there are, in this weather."""
+        """Updates the faults of all directions to this weather."""
         before, self._ways = self._ways, {}
         for one, sender in self._names.items():
             for other, to in self._names.items():
@@ -154,7 +154,7 @@ class Ether:
                 if device == self._alarm:
                     os.read(self._alarm, 4_096)
                     continue
-                # nothing left, or a host that is ending
+                # Nothing is left, or the host is ending.
                 with contextlib.suppress(BlockingIOError, OSError):
                     for _ in range(_AT_ONCE):
                         self._pass(os.read(device, _LARGEST))
@@ -164,7 +164,7 @@ class Ether:
 
     def _pass(self, packet: bytes) -> None:
         way = self._ways.get(packet[12:20])
-        if way is None or packet[0] >> 4 != 4:  # multicast, other versions: nobody's
+        if way is None or packet[0] >> 4 != 4:  # multicast, other IP versions: nobody's
             self.counts["for nobody"] += 1
             return
         if way.air is CLEAR:
@@ -190,5 +190,6 @@ class Ether:
         try:
             os.write(to, packet)
             self.counts["passed"] += 1
-        except OSError:  # its device is down, or its queue is full: a wire loses such a packet, too
+        except OSError:
+            # Its device is down, or its queue is full: a real link loses such a packet, too.
             self.counts["lost"] += 1

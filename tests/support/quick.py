@@ -1,6 +1,6 @@
-"""The timing of tests that wait for a death: a fifth of the defaults for silence.
+"""The timing of tests that wait for a death: silence is noticed in a fifth of the default.
 
-What waits for a process to start, or for a disk, stays as usual, as a busy machine is slow at
+Timeouts for a process to start, or for a disk, keep their defaults, as a busy machine is slow at
 these. All other tests use the defaults, so that a busy machine fakes no death.
 """
 

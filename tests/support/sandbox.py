@@ -27,10 +27,10 @@ _MARK = "SHOAL_TEST_MARK"
 
 
 class Den:
-    """Use as a context: leaving it ends all that lives in it."""
+    """Runs programs. Use as a context: leaving it ends all processes in it."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="den-"))  # a short name: Unix sockets lie in it
+        self.folder = Path(tempfile.mkdtemp(prefix="den-"))  # a short name: Unix sockets are in it
         self._mark = f"{os.getpid()}-{time.monotonic_ns()}"
         self._children: list[subprocess.Popen[str]] = []
 
@@ -38,7 +38,8 @@ class Den:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        # All of them first: one that has outlived its parent may hold the pipe that is read below.
+        # Kill all of them first: one that has outlived its parent may hold the pipe that is read
+        # below.
         for pid in self.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -57,13 +58,13 @@ class Den:
             stderr=subprocess.PIPE,
             text=True,
             env={**with_root(os.environ), "TMPDIR": str(self.folder), _MARK: self._mark, **(env or {})},
-            start_new_session=True,  # Ctrl-C of this terminal is not theirs
+            start_new_session=True,  # Ctrl-C in this terminal must not reach them
         )
         self._children.append(child)
         return child
 
     def alive(self) -> list[int]:
-        """The processes there are."""
+        """The processes with our mark."""
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -74,7 +75,7 @@ class Den:
         return found
 
     def node(self, name: str) -> int:
-        """The one process with this node's name, now or soon."""
+        """The one process with this node's name; waits until it is there."""
         found: list[int] = []
 
         def is_there() -> bool:
@@ -87,24 +88,25 @@ class Den:
     def left(self) -> list[str]:
         """All that is still there: processes, folders, sockets, shared memory."""
         pids = {str(child.pid) for child in self._children}
-        # Others may have some there, too: only a whole number is one of ours.
+        # Other programs may have files there, too: ours have one of our process ids as a whole
+        # number.
         shared = [name for name in os.listdir("/dev/shm") if not pids.isdisjoint(re.findall(r"\d+", name))]
         return [*map(str, self.alive()), *os.listdir(self.folder), *shared]
 
     def is_empty(self) -> bool:
-        """Now, or soon."""
+        """Whether everything is gone, now or soon."""
         return soon(lambda: not self.left(), GONE_WITHIN)
 
 
 def _called(pid: int) -> str:
-    """What a process calls itself; nothing where it has ended."""
+    """The name of a process; empty if it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
     return ""
 
 
 def is_gone(pid: int) -> bool:
-    """Ended; whether its new parent has taken note is not our matter."""
+    """Whether a process has ended; a zombie counts as ended."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -112,8 +114,8 @@ def is_gone(pid: int) -> bool:
 
 
 def soon(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:
-    """Whether it comes true."""
+    """Whether the condition becomes true in time."""
     deadline = time.monotonic() + seconds
     while not (true := bool(condition())) and time.monotonic() < deadline:
         time.sleep(0.005)
-    return true  # as it was then: it may come and go
+    return true  # the last value: the condition may change again

@@ -1,10 +1,11 @@
 """Forkservers that have their imports already: each is forked from one process that waits.
 
 A forkserver spends about a second of a core on imports before it forks, and every cluster of a
-test has one. Here one process imports what servers and workers need, once, and becomes a
-forkserver whenever it is asked: with the environment, the folder and the standard error of that
-moment, and as a child of the asker (CLONE_PARENT), which waits for it and kills it like a Popen.
-Nothing of one forkserver is seen by the next. It never has a thread, and ends when the asker does.
+test has one. Here one process imports what servers and workers need, once, and forks a forkserver
+on each request: with the environment, the folder and the standard error of that moment, and as a
+child of the requesting process (CLONE_PARENT), which waits for it and kills it like a Popen.
+Forkservers share no state. The waiting process never has a thread, and ends when the test process
+does.
 
 Tests of the start itself start a new process.
 """
@@ -31,11 +32,11 @@ from tests.support import with_root
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())  # number of the system call
 _CLONE_PARENT = 0x8000
 _ASKED = 1 << 20  # bytes: an environment
-_LOOK = 0.005  # seconds between two looks whether it has ended
+_LOOK = 0.005  # seconds between two checks whether it has ended
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Asks the waiting process to become a forkserver; standard files and folder come with it."""
+    """A request for a forkserver; its standard files and folder are sent with it."""
 
     environment: dict[str, str]
 
@@ -44,11 +45,11 @@ class Warmed:
     """A forkserver, used as a Popen is."""
 
     def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
-        """A ``pid`` of 0 or less means that it ended before it began: never wait for or kill -1."""
+        """A ``pid`` of 0 or less means that it ended at once: never wait for or kill -1."""
         self.pid, self._code = pid, None if pid > 0 else 1
         self.stdin: IO[bytes] | None = stdin
         self.stdout: IO[bytes] | None = stdout
-        self._waiting = threading.Lock()  # it can be waited for once
+        self._waiting = threading.Lock()  # it can be waited for only once
 
     def poll(self) -> int | None:
         with self._waiting:
@@ -74,7 +75,7 @@ class Warmed:
 class Warm:
     """The process that waits. Use as a context; ``start`` starts a forkserver."""
 
-    can = _CLONE is not None  # elsewhere forkservers are started afresh
+    can = _CLONE is not None  # on other machines each forkserver is a new process
 
     def __init__(self) -> None:
         self._asking = threading.Lock()
@@ -93,16 +94,16 @@ class Warm:
 
     def __exit__(self, *exception: object) -> None:
         self._link.close()
-        self._process.kill()  # forkservers are none of its children
+        self._process.kill()  # forkservers are not its children
         self._process.wait()
         _waiting.discard(self._process.pid)
 
     def start(self) -> process_pool.ProcessFactory:
-        # a process will appear that no system call of ours started
+        # A process will appear that no system call of ours started.
         sys.audit("tests.support.start")
         orders, ours = os.pipe()
         reports, theirs = os.pipe()
-        here = os.open(".", os.O_PATH)  # it may have been removed
+        here = os.open(".", os.O_PATH)  # the folder may have been removed
         try:
             asked = msgspec.json.encode(Asked(process_pool.environment()))
             with self._asking:
@@ -125,7 +126,7 @@ def offspring() -> list[int]:
 
 
 def wait(link: socket.socket) -> None:
-    """Be the process that waits."""
+    """Runs the waiting process."""
     for module in (*forkserver.SERVERS_NEED, *forkserver.WORKERS_NEED, "shoal.store.table.kernels"):
         importlib.import_module(module)
     while True:
@@ -142,7 +143,7 @@ def wait(link: socket.socket) -> None:
 
 
 def _clone() -> int:
-    """A fork whose child is a child of our parent."""
+    """Forks a child whose parent is our parent."""
     api = ctypes.pythonapi
     api.PyOS_BeforeFork()
     pid = ctypes.PyDLL(None).syscall(_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
@@ -154,7 +155,7 @@ def _clone() -> int:
 
 
 def _become(asked: Asked, descriptors: list[int]) -> None:
-    """We are the child, and nothing of the one who waits is to be returned to."""
+    """Turns this child into a forkserver; it never returns."""
     try:
         os.setsid()
         os.environ.clear()

@@ -1,4 +1,4 @@
-"""What is told aside: the thread that hands it on."""
+"""A background queue passes items to a function on a thread of its own."""
 
 from __future__ import annotations
 

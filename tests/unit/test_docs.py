@@ -1,4 +1,4 @@
-"""The docs keep their promises: every row is there once, and what they point at exists."""
+"""The docs list every row once, and everything that they point at exists."""
 
 from __future__ import annotations
 
@@ -27,20 +27,23 @@ def seeds() -> list[list[str]]:
 
 
 def paths(text: str) -> list[str]:
-    """What stands in backticks and looks like a path of the repository, without a test's name behind it."""
+    """The words in backticks that look like a path of the repository.
+
+    The name of a test after ``::`` is cut off.
+    """
     quoted = re.findall(r"`([^`]+)`", text)
     return [word.split("::")[0] for word in quoted if " " not in word and ("/" in word or "." in word)]
 
 
 def links(text: str) -> list[str]:
-    """Targets of markdown links that stay inside the repository; code is not looked at."""
+    """Targets of markdown links that stay inside the repository; code is ignored."""
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
     targets = re.findall(r"\]\(([^)\s]+)[^)]*\)", prose)
     return [target for target in targets if not re.match(r"[a-z]+:", target)]
 
 
 def anchors(text: str) -> set[str]:
-    """What a link to a heading may name, as GitHub makes it of the heading."""
+    """The anchors of all headings, as GitHub derives them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -101,7 +104,10 @@ def test_lines_of_prose_have_at_most_100_columns(page: str) -> None:
 
 
 def test_every_page_is_reachable_from_the_index() -> None:
-    """A page that nobody links to is lost. Decisions and generated pages count as their folder."""
+    """A page that no other page links to is lost.
+
+    A link to the folder is enough for decisions and generated pages.
+    """
     found, open_pages = set(), [ROOT / "docs/index.md"]
     while open_pages:
         page = open_pages.pop()
@@ -133,7 +139,10 @@ def test_decisions_are_numbered_without_a_gap_and_give_context_choice_and_cost()
 
 
 def test_the_reference_is_what_the_code_says(tmp_path: Path) -> None:
-    """Written by a process of its own: other tests register strategies and filters in this one."""
+    """The pages are written in a new process: other tests register strategies in this one.
+
+    They register filters, too.
+    """
     script = ROOT / "docs/make_reference.py"
     ran = subprocess.run([sys.executable, script, tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
@@ -157,7 +166,10 @@ def methods() -> dict[str, set[str]]:
 
 
 def test_what_the_journey_names_exists() -> None:
-    """Files are checked with those of the other internals; here every `Class` and `Class.method`."""
+    """Every `Class` and `Class.method` that the journey names exists.
+
+    The files that it names are checked together with those of the other internals.
+    """
     text = (ROOT / "docs/internals/journey.md").read_text()
     assert len(re.findall(r"`shoal/[\w/]+\.py`", text)) >= 40
     known = methods()

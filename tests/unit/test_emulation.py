@@ -1,4 +1,4 @@
-"""Workers that are slower than they would be (S3-07)."""
+"""Emulation makes workers slower than the machine does (S3-07)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.job import Job
 def test_nobody_is_held_up_unless_it_is_asked_for() -> None:
     assert Emulation().pace(0, seed=1) is None
     assert Emulation().words() == ""
-    assert Emulation(factor=5).pace(1, seed=1) is None  # it is worker 0 that is slow
+    assert Emulation(factor=5).pace(1, seed=1) is None  # only worker 0 is slow
 
 
 def test_an_example_takes_what_it_is_said_to_take_and_no_less_than_it_does() -> None:
@@ -33,7 +33,7 @@ def test_a_slow_worker_takes_a_multiple_of_what_it_takes() -> None:
 def test_pauses_come_as_often_and_last_as_long_as_said() -> None:
     pace = Emulation(pause=0.1, pause_every=0.5).pace(0, seed=7)
     assert pace is not None
-    held = [pace.extra(rows=1, took=0.01) for _ in range(20_000)]  # 200 seconds of computing
+    held = [pace.extra(rows=1, took=0.01) for _ in range(20_000)]  # 200 seconds of compute
     pauses = [one for one in held if one]
     assert len(pauses) == pytest.approx(400, rel=0.2)
     assert sum(pauses) / len(pauses) == pytest.approx(0.1, rel=0.2)

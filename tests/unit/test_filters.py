@@ -1,4 +1,7 @@
-"""How filters are named and described, in a table and in a job, and what is refused with the next move."""
+"""Filters are named and described in tables and jobs; wrong ones are refused.
+
+The error says what to do next.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,7 @@ def test_a_table_that_does_not_add_up_has_no_filter_that_sends_the_rest_later() 
         with pytest.raises(Invalid, match=f"filter '{lossy.name}' sends a part of a push later, and update 'assign'"):
             Client("me").create("t", spec)
         with pytest.raises(Invalid, match="update 'assign' does not add up what is pushed"):
-            RequestCheck(spec, [(0, KeyRange(0, 9))])  # as a server has it
+            RequestCheck(spec, [(0, KeyRange(0, 9))])  # as a server does
     fine = [shoal.Float16(), shoal.DeltaKeys(), shoal.LZ4(), shoal.Zstd()]
     assert checked_chain(shoal.Dense(rows=9, update=shoal.Assign(), filters=fine)) is not None
     assert checked_chain(shoal.Dense(rows=9, update=shoal.Assign(), filters=[shoal.Int8(pushes=False)])) is not None
@@ -98,7 +101,8 @@ def test_values_are_shortened_in_one_place_only() -> None:
         checked_chain(shoal.Dense(rows=9, wire="float16", filters=[shoal.Int8()]))
     assert checked_chain(shoal.Dense(rows=9, wire="float16", filters=[shoal.DeltaKeys()])) is not None
     both = [shoal.OneBit(), shoal.Float16(pushes=False)]
-    assert checked_chain(shoal.Dense(rows=9, filters=both)) is not None  # one for each way
+    # One for pushes, one for pulls.
+    assert checked_chain(shoal.Dense(rows=9, filters=both)) is not None
 
 
 @pytest.mark.parametrize(("make", "module"), [(shoal.LZ4, "lz4.block"), (shoal.Zstd, "zstandard")])
@@ -110,7 +114,8 @@ def test_a_package_that_is_missing_is_named_with_how_to_get_it(
     with pytest.raises(Invalid, match=r"pip install 'shoal\[compress\]'"):
         make()
     with pytest.raises(Invalid, match=r"pip install 'shoal\[compress\]'"):
-        RequestCheck(spec, [(0, KeyRange(0, 9))])  # a server that lacks it says so when the table is set up
+        # A server without the package says so when the table is set up.
+        RequestCheck(spec, [(0, KeyRange(0, 9))])
 
 
 def test_a_client_leaves_filters_that_it_does_not_know_to_the_servers() -> None:
@@ -125,24 +130,25 @@ def test_a_server_takes_no_filtered_message_that_its_table_has_no_filters_for_or
     pull = m.Pull(1, 0, 1, 0, 1, 0, 0, 0, 0, 9, count=1, filtered=True)
     with pytest.raises(Invalid, match="the table has none"):
         plain.unfiltered(pull, [np.zeros(1, np.uint8)])
-    with pytest.raises(Invalid, match="rows in one message"):  # before memory is taken for them
+    with pytest.raises(Invalid, match="rows in one message"):  # before memory is allocated for them
         pressed.unfiltered(replace(pull, count=1 << 40), [np.zeros(1, np.uint8)])
     header, (array,) = coding.encode(pull), [np.array([5, 1], np.uint8)]
     message, arrays = coding.decode(header, [array.tobytes()])
-    assert isinstance(message, m.Pull) and arrays[0].dtype == np.uint8  # bytes, whatever keys would be
+    # Filtered keys are bytes, whatever type the keys have.
+    assert isinstance(message, m.Pull) and arrays[0].dtype == np.uint8
     assert pressed.unfiltered(message, arrays)[0].tolist() == [5]
 
 
 def test_rounding_by_chance_is_right_on_average_and_rounding_to_the_nearest_is_near() -> None:
     values = np.full((20_000, 1), 0.3, np.float32)
-    values[0] = 127.0  # so that a step is 1
+    values[0] = 127.0  # makes the quantization step 1
     by_chance, nearest = (Chain([shoal.Int8(chance=chance)]) for chance in (True, False))
     found = [chain.arrives(*chain.shortened(values, 5), 1) for chain in (by_chance, nearest)]  # type: ignore[call-arg]
     assert found[0][1:].mean() == pytest.approx(0.3, abs=0.02) and set(np.unique(found[0][1:])) == {0.0, 1.0}
     assert not found[1][1:].any()
 
 
-# ---------------------------------------------------------------- a filter of one's own
+# ---------------------------------------------------------------- user-defined filters
 
 
 def test_scales_that_are_not_finite_are_refused_and_weights_that_are_not_travel_as_they_are() -> None:
@@ -179,7 +185,8 @@ def test_bytes_are_counted_with_keys_only_where_keys_travel() -> None:
     flow = Flow()
     chain = Chain([shoal.Significant(0.5), shoal.TopK(k=2)], flow=flow)
     some = np.array([[1.0], [2.0], [3.0], [0.0]], np.float32)
-    assert chain.chosen(some[:2], 0, listed=False) is None  # all rows of a range: still a range
+    # All rows of a range are still sent as a range.
+    assert chain.chosen(some[:2], 0, listed=False) is None
     assert flow.by == {"significant": [8, 8, 0, 0], "top": [8, 8, 0, 0]}
     chain.chosen(some, 0, listed=False)
     assert flow.by == {"significant": [24, 44, 0, 0], "top": [44, 32, 0, 0]}
@@ -207,7 +214,8 @@ def test_filters_of_a_job_survive_a_file_and_are_part_of_what_the_run_is() -> No
     import tomllib
 
     assert Job.of(tomllib.loads(job.toml())) == job
-    assert Job.of({**BASE, "filters": "int8, delta"}).filters == ["int8", "delta"]  # --set filters=int8,delta
+    # As in --set filters=int8,delta.
+    assert Job.of({**BASE, "filters": "int8, delta"}).filters == ["int8", "delta"]
     assert len({plain.identity, job.identity, Job.of({**BASE, "filters": ["int8"]}).identity}) == 3
     assert Job.of({**BASE, "filters": []}).identity == plain.identity
 
@@ -218,7 +226,7 @@ def test_a_strategy_that_pushes_nothing_to_servers_has_no_filters(strategy: str)
         Job.of({**BASE, "strategy": strategy, "filters": ["delta"]})
 
 
-# ---------------------------------------------------------------- what is told
+# ---------------------------------------------------------------- reported traffic
 
 
 def want(who: int, all_of: list[int], left: tuple[float, float]) -> m.Want:
@@ -229,12 +237,14 @@ def test_the_coordinator_adds_up_what_workers_say_of_filters_over_all_their_live
     traffic = TrafficTotals()
     traffic.take(want(1, [100, 10, 50, 25], (3.0, 0.5)))
     traffic.take(want(2, [100, 20, 50, 25], (1.0, 0.0)))
-    traffic.take(want(2, [200, 20, 50, 25], (2.0, 0.0)))  # sums: the last one holds
+    # These are sums, so the latest report replaces the earlier one.
+    traffic.take(want(2, [200, 20, 50, 25], (2.0, 0.0)))
     assert traffic.through() == {"all": [300, 30, 100, 50], "delta": [8, 4, 0, 0]}
     assert traffic.remainder() == (5.0, 0.5)
     assert traffic.gone(1) == 3.0 and traffic.remainder() == (2.0, 3.5)
     account = RunSummary(**asdict(traffic))
-    later = to_begin_with(ScheduleState(account=account)).account  # everybody of then is gone
+    # All workers of the first run are gone.
+    later = to_begin_with(ScheduleState(account=account)).account
     again = TrafficTotals.of(later)
     assert again.through() == traffic.through() and again.remainder() == (0.0, 5.5)
     assert Counter(again.totals()) == Counter((10, 12))

@@ -1,4 +1,4 @@
-"""Ids of any kind, spread evenly, and back."""
+"""Ids of any type are hashed to evenly spread keys, and mapped back."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""``import shoal`` and ``shoal --help`` cost next to nothing: what is heavy is imported when it is first used.
+"""``import shoal`` and ``shoal --help`` import no heavy package.
 
-How long they took is printed (``pytest -s``), not evaluated: machines differ.
+A heavy package is imported when it is first used. The times are printed (``pytest -s``) and not
+asserted, since machines differ.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ HEAVY = ("numba", "zmq", "numpy", "torch", "rich", "scipy", "safetensors", "psut
 
 
 def heavy_after(code: str) -> list[str]:
-    """What of the heavy a fresh Python has imported after this code."""
+    """The heavy packages that a fresh Python process has imported after this code."""
     look = f"import sys; print('\\nheavy:', *[name for name in {HEAVY!r} if name in sys.modules])"
     start = time.monotonic()
     ran = subprocess.run(
@@ -27,7 +28,7 @@ def heavy_after(code: str) -> list[str]:
 
 def test_a_bare_interpreter_is_the_measure() -> None:
     assert heavy_after("pass") == []
-    assert heavy_after("import numpy") == ["numpy"]  # the check does see what it looks for
+    assert heavy_after("import numpy") == ["numpy"]  # the check does find an import
 
 
 def test_import_shoal_imports_nothing_heavy() -> None:

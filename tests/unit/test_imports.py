@@ -1,4 +1,7 @@
-"""The house has one direction and its protocol code no surprises: both are read off the source, nothing is run."""
+"""Imports point in one direction, and protocol code is deterministic.
+
+Both are checked on the source; nothing is run.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("shoal/**/*.py"))
-DOORS = ("shoal/__init__.py", "shoal/__main__.py")  # they name what users may use, from anywhere
+# They name the public API, so they may import from any level.
+DOORS = ("shoal/__init__.py", "shoal/__main__.py")
 
-# A module may import its own package and all that stand below. The packages of FRIENDS, and the single modules
-# of the last level, know each other.
+# A module may import its own package and all packages below it. The packages of FRIENDS may import
+# each other, and so may the single modules of the last level.
 LEVELS = (
     ("cli",),
     ("sweep", "chaos", "torch", "testing"),
@@ -66,8 +70,10 @@ PROTOCOL = (
 )
 BANNED = ("time", "random", "secrets", "uuid", "asyncio", "threading", "socket", "os")
 MAY = {
-    "shoal/store/table/codegen.py": ("os", "threading"),  # it writes the kernels' source to a private folder, in turn
-    "shoal/store/table/table.py": ("id",),  # arrays that it holds are looked up by it, and never walked through
+    # It writes the kernels' source to a private folder, one thread at a time.
+    "shoal/store/table/codegen.py": ("os", "threading"),
+    # It looks up its arrays by id, and never iterates over them.
+    "shoal/store/table/table.py": ("id",),
 }
 
 
@@ -76,7 +82,10 @@ def room_of(path: str) -> str:
 
 
 def imports(path: str, tree: ast.Module) -> Iterator[str]:
-    """The full name of everything imported, anywhere in the file: in functions and under TYPE_CHECKING too."""
+    """Yields the full name of every import in the file.
+
+    Imports inside functions and under TYPE_CHECKING are included.
+    """
     package = path.removesuffix("/__init__.py").removesuffix(".py").split("/")
     if not path.endswith("/__init__.py"):
         package.pop()
@@ -90,7 +99,7 @@ def imports(path: str, tree: ast.Module) -> Iterator[str]:
 
 
 def wrong_way(path: str, source: str) -> list[str]:
-    """Imports that point up, sideways, or at the front door."""
+    """Imports of a level above or beside this one, or of ``shoal`` itself."""
     room = room_of(path)
     wrong = []
     for name in imports(path, ast.parse(source)):
@@ -105,7 +114,10 @@ def wrong_way(path: str, source: str) -> list[str]:
 
 
 def surprises(path: str, source: str) -> list[str]:
-    """What would make a simulated run differ from itself: clocks, chance, threads, sockets, and unstable orders."""
+    """Everything that could make two simulated runs of one seed differ.
+
+    This means clocks, random numbers, threads, sockets and unstable orders.
+    """
     tree = ast.parse(source)
     banned = [name for name in BANNED if name not in MAY.get(path, ())]
     found = [f"import {name}" for name in imports(path, tree) if name.split(".")[0] in banned]
@@ -140,7 +152,8 @@ def test_protocol_code_is_a_function_of_its_inputs(path: str) -> None:
     ("path", "source"),
     [
         ("shoal/store/client/client.py", "from shoal.nodes.loop import run"),
-        ("shoal/store/client/client.py", "from shoal.cluster import place"),  # sideways
+        # A package of the same level.
+        ("shoal/store/client/client.py", "from shoal.cluster import place"),
         ("shoal/store/query.py", "from ..cluster import place"),
         ("shoal/store/__init__.py", "from ..nodes import loop"),
         ("shoal/wire/zmq.py", "if TYPE_CHECKING:\n    from shoal.store import client"),

@@ -1,4 +1,7 @@
-"""Jobs: read from a file, from settings, from a command line; written back; and what is refused, with what was meant."""
+"""A job is read from a file, from settings or from a command line, and written back.
+
+A wrong setting is refused, with what was probably meant.
+"""
 
 from __future__ import annotations
 

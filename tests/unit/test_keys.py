@@ -1,4 +1,4 @@
-"""Keys as users hand them in, and as they travel."""
+"""Keys as users give them, and as they are sent."""
 
 from __future__ import annotations
 
@@ -159,7 +159,8 @@ def test_tidy_remembers_where_every_key_went() -> None:
 
 def test_rows_under_the_same_key_are_added_in_the_order_given() -> None:
     rows = np.array([[1e8], [1], [-1e8], [3]], np.float32)
-    assert add_up(rows, np.array([0, 0, 0, 1]), 2).tolist() == [[1], [3]]  # in double precision, rounded once
+    # Summed in double precision, rounded once.
+    assert add_up(rows, np.array([0, 0, 0, 1]), 2).tolist() == [[1], [3]]
 
 
 def test_keys_and_values_count_their_keys() -> None:

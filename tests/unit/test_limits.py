@@ -1,4 +1,4 @@
-"""Every bound in one place, and one command that prints them."""
+"""All limits are in one module, and one command prints them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def test_shoal_limits_prints_every_bound_with_its_value() -> None:
     timing = {line.split()[0] for line in lines if line.startswith("timing.")}
     assert timing == {f"timing.{name}" for name in TimingSettings.__struct_fields__}
     assert "timing.heartbeat = 500 ms" in result.output
-    assert not [line for line in result.output.splitlines() if line.endswith("(")]  # a bound is a line
+    # No limit is split over two lines.
+    assert not [line for line in result.output.splitlines() if line.endswith("(")]
 
 
 def test_one_bound_is_found_by_its_name() -> None:
@@ -35,6 +36,7 @@ def test_one_bound_is_found_by_its_name() -> None:
 
 
 def test_bounds_agree_with_each_other() -> None:
-    assert limits.DENSE_SEGMENT_BYTES <= limits.FRAME_BYTES <= limits.CLIENT_WINDOW  # a segment fits a message
-    assert 4 * limits.WIDTH <= limits.FRAME_BYTES  # and so does the widest row
+    # A segment fits into one message.
+    assert limits.DENSE_SEGMENT_BYTES <= limits.FRAME_BYTES <= limits.CLIENT_WINDOW
+    assert 4 * limits.WIDTH <= limits.FRAME_BYTES  # the widest row fits, too
     assert DEFAULT.resend_most > limits.BUSY_RETRY

@@ -1,4 +1,4 @@
-"""What a process was started to ignore stays ignored, but for SIGTERM."""
+"""A process keeps ignoring the signals that it was started to ignore, except SIGTERM."""
 
 from __future__ import annotations
 

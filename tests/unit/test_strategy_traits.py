@@ -1,4 +1,7 @@
-"""Outside its folder nothing asks which strategy a job has: what matters of it is a trait (``Strategy``)."""
+"""No code outside ``strategies`` asks which strategy a job has.
+
+Where a strategy matters to other code, it has a trait for it (``Strategy``).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ OUTSIDE = [path for path in sorted(ROOT.glob("shoal/**/*.py")) if "strategies" n
 
 
 def asks(source: str) -> list[int]:
-    """The lines with isinstance(strategy, ...), isinstance(job.strategy, ...) or type(...) of one."""
+    """The lines that test the type of a strategy with isinstance() or type()."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))

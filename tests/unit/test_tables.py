@@ -1,4 +1,4 @@
-"""Tables as they are described."""
+"""Table specifications and their checks."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_every_slot_is_in_one_step_and_every_step_is_full(slots: int, per_pass: 
     seen: dict[int, int] = {}
     for slot in ((p, number) for p in range(3) for number in range(per_pass)):
         seen[step.step_of(slot)] = seen.get(step.step_of(slot), 0) + 1
-    assert list(seen) == list(range(len(seen)))  # in order, none left out
+    assert list(seen) == list(range(len(seen)))  # in order, without gaps
     assert all(step.slots_in(t) == count for t, count in seen.items())
 
 

@@ -1,7 +1,8 @@
-"""What is written on a wire, in a journal and in events.jsonl has names of its own: renaming a class changes no byte.
+"""Records on the wire, in a journal and in events.jsonl have tags of their own.
 
-``tags.txt`` has the tag and the fields of every record that leaves a process. A line of it changes only
-together with what reads old files; a new kind adds a line.
+So renaming a class changes no byte. ``tags.txt`` has the tag and the fields of every record that
+leaves a process. Change a line of it only together with the code that reads old files; a new kind
+of record adds a line.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def described() -> list[str]:
     for kind in structs():
         config = kind.__struct_config__
         if config.tag == kind.__name__:
-            continue  # a base, which is never written
+            continue  # a base class, which is never written
         if kind.__module__.startswith("shoal.") and config.tag is not None:
             layout = "array" if config.array_like else f"object, {config.tag_field}"
             lines.add(f"{config.tag} ({layout}): {' '.join(kind.__struct_encode_fields__)}".rstrip())
@@ -42,7 +43,7 @@ def described() -> list[str]:
 
 
 def test_no_tag_and_no_field_has_changed() -> None:
-    # In a process of its own: it imports every module of the package.
+    # In a new process, because it imports every module of the package.
     found = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines() == KEPT.read_text().splitlines()
 

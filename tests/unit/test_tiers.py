@@ -1,4 +1,4 @@
-"""How tests are put into tiers, and how it is found out which promise a test shows."""
+"""Tests are sorted into tiers, and the promises that each test shows are found."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_promises_are_named_one_by_one_or_from_to() -> None:
 def test_rows_of_the_matrix_name_files_and_tests() -> None:
     found = promises.in_docs()
     assert ("tests/chaos/test_faults_workers.py", "") in found["F2"]
-    assert found["F7"] >= found["F5"] != set()  # "as F5"
+    assert found["F7"] >= found["F5"] != set()  # its row says "as F5"
     assert ("", "test_whoever_answers_with_another_key_than_the_address_says_hears_nothing") in found["T2"]
 
 

@@ -1,4 +1,7 @@
-"""How long nodes wait for each other: seconds that an operator sets, checked together, and told in nanoseconds."""
+"""Timeouts between nodes: operators set seconds, nodes use nanoseconds.
+
+The intervals are checked together.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +149,7 @@ def test_the_quick_timing_of_tests_is_a_fifth_where_silence_counts() -> None:
     assert Timing(**settings) == QUICK
 
 
-# ---------------------------------------------------------------- told by the coordinator
+# ---------------------------------------------------------------- sent by the coordinator
 
 QUICKER = Timing(scale=0.2).intervals()
 
@@ -167,7 +170,7 @@ def test_the_coordinator_tells_its_timing_to_whoever_joins() -> None:
     sent, _ = coding.decode(coding.encode(welcome))
     assert isinstance(sent, m.Welcome) and sent.view.timing == QUICKER
     member = MembershipClient("ann", "server", "t")
-    assert member.timing == DEFAULT  # until it has heard
+    assert member.timing == DEFAULT  # until it gets the coordinator's view
     member.tick(SECOND)
     member.handle(SECOND, sent)
     assert member.timing == QUICKER

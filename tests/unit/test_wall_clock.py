@@ -1,4 +1,7 @@
-"""Nothing is decided by the wall clock, which may jump (F27): whoever reads it is named here, with the reason."""
+"""No decision depends on the wall clock, which may jump (F27).
+
+The modules that read it are listed here, each with its reason.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ ALLOWED = {
 
 
 def wall_clocks(source: str) -> list[str]:
-    """Where the wall clock is read, whatever name its module was imported by."""
+    """The lines that read the wall clock, under any name that its module was imported by."""
     tree, found = ast.parse(source), list[str]()
     modules: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -43,7 +46,7 @@ def test_nobody_reads_the_wall_clock_but_those_who_are_named() -> None:
         if (lines := wall_clocks(path.read_text()))
     }
     assert {path: lines for path, lines in found.items() if path not in ALLOWED} == {}
-    assert set(found) == set(ALLOWED)  # nobody is named for nothing
+    assert set(found) == set(ALLOWED)  # no module is listed without need
 
 
 def test_a_wall_clock_is_found_by_whatever_name() -> None:

@@ -27,7 +27,7 @@ mutant = MUTANTS.replacing
 
 @mutant(GossipWorker, "__init__")
 def silent_until_the_first_leg(real: Any) -> Any:
-    """A worker waits for its first leg without a word: the controller has no way to reach it."""
+    """A worker sends nothing before its first leg, so the controller cannot reach it."""
 
     def init(self: GossipWorker, *args: Any, **about: Any) -> None:
         real(self, *args, **about)
@@ -86,7 +86,7 @@ def weight_of_the_dead_forgotten(real: Any) -> Any:
 
 @mutant(GossipWorker, "_finished")
 def shown_before_all_are_done(real: Any) -> Any:
-    """A worker shows its model when it is done itself, and is met after that."""
+    """A worker shows its model when it is done itself, and averages with others after that."""
 
     def finished(self: GossipWorker) -> None:
         real(self)
@@ -109,7 +109,7 @@ def share_kept_and_given(real: Any) -> Any:
 
 @mutant(Synchronous, "_weights_of")
 def steps_divided_by_what_vanishes(real: Any) -> Any:
-    """Push-sum: a worker that hears no neighbour divides its steps by a weight that vanishes."""
+    """Push-sum: a worker that gets no messages divides its steps by a vanishing weight."""
 
     def weighed(self: Synchronous, parts: Any) -> Any:
         self._push_sum = min(self._push_sum, 1)
@@ -129,7 +129,7 @@ def nobody_asks_again(_: Any) -> Any:
 
 @mutant(GossipController, "set_off")
 def slots_of_a_leg_dealt_twice(real: Any) -> Any:
-    """The next leg has the slots of the last one once more."""
+    """The next leg gets the slots of the last one again."""
     last = dict[str, Ids]()
 
     def set_off(self: GossipController, now: int, slots: Mapping[str, Ids]) -> Any:

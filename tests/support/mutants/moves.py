@@ -66,7 +66,7 @@ def clocks_not_moved() -> Any:
 
 @MUTANTS.add
 def version_not_moved() -> Any:
-    """The new owner takes the segment for one at its first step."""
+    """The new owner takes the segment for one at version 0."""
     return _filled_without(version=0)
 
 
@@ -96,7 +96,7 @@ def changes_during_the_copy_not_made(real: Any) -> Any:
 
 @mutant(Backfill, "_report_full")
 def full_before_it_is_required(real: Any) -> Any:
-    """The coordinator hears that it is full, and the old owner goes on counting without it."""
+    """The coordinator learns that the replica is full, but the old owner counts without it."""
 
     def tell(self: Backfill, now: int, coordinator: str) -> Any:
         effects = real(self, now, coordinator)
@@ -140,7 +140,7 @@ def demoted_with_less_than_it_has(_: Any) -> Any:
 
 @MUTANTS.add
 def cut_off_and_blames_the_others() -> Any:
-    """All silent servers but one are removed, even if the coordinator hears none."""
+    """All silent servers but one are removed, even if the coordinator gets no messages at all."""
 
     def hear(self: Roster, now: int) -> None:
         self.last_seen = now
@@ -159,7 +159,7 @@ def new_table_on_the_last_that_stays(_: Any) -> Any:
 
 @mutant(Server, "_take_view")
 def old_owner_goes_on(real: Any) -> Any:
-    """A server keeps segments that another one got, and counts for clients that still ask it."""
+    """A server keeps segments that another one got, and counts pushes that still come."""
 
     def take_view(self: Server, now: int) -> Any:
         view = self.member.view
@@ -185,7 +185,7 @@ def _as_before(server: Server, table: m.TablePlaces) -> list[m.Replicas]:
 
 @mutant(Coordinator, "_write")
 def view_told_before_it_is_on_disk(real: Any) -> Any:
-    """A coordinator that is killed has announced an owner that its successor does not know."""
+    """The coordinator announces a view before it is on disk: its successor may not know it."""
 
     def write(self: Coordinator, now: int) -> Any:
         effects = real(self, now)
@@ -291,7 +291,7 @@ def heirs_not_asked() -> Any:
 
 @mutant(DrainableNode, "handle")
 def leave_said_only_once(real: Any) -> Any:
-    """A server that wants to go says so once: if that is lost, it stays for ever."""
+    """A server asks to leave only once: if that message is lost, it stays for ever."""
 
     def handle(self: DrainableNode, now: int, event: Event) -> Any:
         if self._requested_at:
@@ -303,7 +303,7 @@ def leave_said_only_once(real: Any) -> Any:
 
 @mutant(DrainableNode, "_listen")
 def gone_before_it_is_let_go(real: Any) -> Any:
-    """A server that wants to go ends as soon as the coordinator has heard of it."""
+    """A server ends as soon as the coordinator knows that it is leaving."""
 
     def listen(self: DrainableNode, message: m.Message) -> None:
         real(self, message)
@@ -315,7 +315,7 @@ def gone_before_it_is_let_go(real: Any) -> Any:
 
 @mutant(DrainableNode, "_listen")
 def let_go_by_a_word_to_its_former_life(real: Any) -> Any:
-    """A server believes a release that was meant for the process that had its name before."""
+    """A server accepts a release that was meant for the earlier process with its name."""
 
     def listen(self: DrainableNode, message: m.Message) -> None:
         if isinstance(message, m.Release):

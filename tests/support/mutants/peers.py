@@ -20,7 +20,7 @@ mutant = MUTANTS.add
 
 @mutant
 def words_heard_again() -> Any:
-    """A word that comes again is heard again."""
+    """A message that comes again is delivered again."""
     real = Broadcast.take
 
     def take(self: Broadcast, now: int, delivery: Delivery, wait: bool = False) -> None:
@@ -33,11 +33,11 @@ def words_heard_again() -> Any:
 
 @mutant
 def nothing_handed_on() -> Any:
-    """Words of a lost peer are not relayed."""
+    """Messages of a lost peer are not relayed."""
     real = Broadcast.lacking
 
     def lacking(self: Broadcast, theirs: Mapping[str, int]) -> Iterator[SentMessage]:
-        first = next(iter(self.heard), "")  # a founder's own life
+        first = next(iter(self.heard), "")  # a founder's own incarnation
         return (one for one in real(self, theirs) if one.delivery.origin == first)
 
     return mock.patch.object(Broadcast, "lacking", lacking)
@@ -45,7 +45,7 @@ def nothing_handed_on() -> Any:
 
 @mutant
 def copied_before_entered() -> Any:
-    """A newcomer copies a model before all keep for it what they hear."""
+    """A joining peer copies a model before all others keep messages for it."""
     real = Newcomer._choose
 
     def choose(self: Newcomer, now: int, members: Mapping[str, PeerMember]) -> bool:
@@ -56,7 +56,7 @@ def copied_before_entered() -> Any:
 
 @mutant
 def nothing_kept_for_newcomers() -> Any:
-    """Words that all with a model have heard are dropped."""
+    """Messages that all peers with a model have received are dropped."""
 
     def others(self: Mesh) -> list[dict[str, int]]:
         return [one.heard for one in self.members.values() if one.has_model]
@@ -66,7 +66,7 @@ def nothing_kept_for_newcomers() -> Any:
 
 @mutant
 def version_off_by_one() -> Any:
-    """A donor claims one word more than is in its copy."""
+    """A donor claims one message more than is in its copy."""
     real = SnapshotServer.give
 
     def give(self: SnapshotServer, life: str, state: bytes, slab: Array, version: p.Heard) -> list[Effect]:
@@ -78,7 +78,7 @@ def version_off_by_one() -> Any:
 
 @mutant
 def taken_from_the_dead() -> Any:
-    """Words from a peer that is gone are accepted."""
+    """Messages from a peer that is gone are accepted."""
     real = Mesh._on_relay
 
     def heard(self: Mesh, now: int, sender: str, said: p.Relay, arrays: Arrays) -> list[Effect]:
@@ -91,19 +91,19 @@ def taken_from_the_dead() -> Any:
 
 @mutant
 def closed_at_once() -> Any:
-    """A life that is gone is closed at once, though others may have heard more of it."""
+    """A lost peer is closed at once, though others may have received more of its messages."""
     return mock.patch.object(Mesh, "is_closed", lambda self, life: life in self.gone)
 
 
 @mutant
 def early_words_of_the_dead() -> Any:
-    """Early words of a life that is gone are heard when the gap is filled."""
+    """Early messages of a lost peer are delivered when the gap is filled."""
     return mock.patch.object(Broadcast, "drop_early", lambda self, origin: None)
 
 
 @mutant
 def adopted_at_once() -> Any:
-    """A newcomer adopts its copy before the others have heard all that is in it."""
+    """A joining peer adopts its copy before the others have received all that is in it."""
     real = Newcomer.ready
 
     def ready(self: Newcomer, members: Mapping[str, PeerMember]) -> p.Heard | None:
@@ -120,6 +120,6 @@ def halves_that_never_call() -> Any:
 
 @mutant
 def no_half_gives_way() -> Any:
-    """Each half goes on."""
+    """After a network partition no half gives way."""
 
     return mock.patch("shoal.strategies.peers.mesh.gives_way", lambda me, ours, beat, over: False)

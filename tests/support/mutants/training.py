@@ -133,13 +133,13 @@ def resume_skips_slots() -> Any:
 
 @mutant(Scheduler, "state")
 def checkpoint_says_what_is_counted_now(real: Any) -> Any:
-    """A checkpoint of a step says what is counted when it begins, not at that step."""
+    """A checkpoint of a step lists the slots counted at its start, not at that step."""
     return lambda self, cut=m.NO_CLOCK: real(self)
 
 
 @mutant(StopDecision, "limit")
 def one_step_too_many(real: Any) -> Any:
-    """A run has one slot more than its epochs or steps."""
+    """A run has one slot too many for its epochs or steps."""
 
     def limit(self: StopDecision, per_pass: int, slots_of_steps: int | None) -> Any:
         found, why = real(self, per_pass, slots_of_steps)
@@ -225,7 +225,7 @@ def fenced_trainer_keeps_its_slots(real: Any) -> Any:
 
 @mutant(Scheduler, "resume")
 def run_ends_with_slots_that_nobody_asked_about(real: Any) -> Any:
-    """A coordinator that was started again ends a run without asking what workers hold."""
+    """A restarted coordinator ends a run without asking which slots the workers hold."""
 
     def resume(self: Scheduler, lines: Any, workers: Any = ()) -> None:
         real(self, lines, ())
@@ -235,7 +235,7 @@ def run_ends_with_slots_that_nobody_asked_about(real: Any) -> Any:
 
 @mutant(Scheduler, "tick")
 def time_counts_before_the_first_weights_are_read(real: Any) -> Any:
-    """A run is out of time although it has not begun."""
+    """A run runs out of time before it has begun."""
 
     def tick(self: Scheduler, now: int) -> Any:
         held = self.evaluations.held
@@ -249,7 +249,7 @@ def time_counts_before_the_first_weights_are_read(real: Any) -> Any:
 
 @mutant(Worker, "_received")
 def worker_ends_when_a_disk_is_full(real: Any) -> Any:
-    """A worker that is to wait for room on the coordinator's disk ends."""
+    """A worker ends when it should wait for room on the coordinator's disk."""
 
     def received(self: Worker, now: int, event: Any) -> Any:
         patient, self.client.dispatcher.patient = self.client.dispatcher.patient, False
@@ -263,7 +263,7 @@ def worker_ends_when_a_disk_is_full(real: Any) -> Any:
 
 @mutant(SchedulerNode, "__init__")
 def scheduler_forgets_its_journal(real: Any) -> Any:
-    """A group's scheduler that restarts begins from nothing."""
+    """A group's scheduler that restarts starts from zero."""
 
     def init(self: SchedulerNode, *given: Any, **more: Any) -> None:
         real(self, *given[:5], **more)
@@ -279,7 +279,7 @@ def delay_off_by_one(real: Any) -> Any:
 
 @mutant(AutoDelay, "_longer")
 def delay_shrinks_while_they_wait(real: Any) -> Any:
-    """Where workers wait too much, the automatic delay shrinks, once it is more than one step."""
+    """The automatic delay shrinks where workers wait too much, if it is more than one step."""
     return lambda self: real(self) if self.delay < 2 else self.delay - 1
 
 

@@ -1,4 +1,4 @@
-"""The account: what is lost, what is doubled, and that it cannot be talked round."""
+"""The audit finds lost and doubled pushes, and one cannot hide the other."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def test_while_a_run_is_not_over_what_is_not_reported_yet_is_no_fault() -> None:
 def test_our_own_pushes_count_between_what_was_acknowledged_and_what_was_sent() -> None:
     probes = PushProbes(np.array([PROBES, PROBES + 1], np.uint64), np.array([3, 2]), np.array([2, 2]))
     assert account(ones(4) | {PROBES: 2.0, PROBES + 1: 2.0}, 4, probes=probes).balanced
-    assert account(ones(4) | {PROBES: 3.0, PROBES + 1: 2.0}, 4, probes=probes).balanced  # the third may have got there
+    # The third push may have been counted.
+    assert account(ones(4) | {PROBES: 3.0, PROBES + 1: 2.0}, 4, probes=probes).balanced
     assert account(ones(4) | {PROBES: 1.0, PROBES + 1: 2.0}, 4, probes=probes).lost == 1
     assert account(ones(4) | {PROBES: 3.0, PROBES + 1: 3.0}, 4, probes=probes).doubled == 1
     assert account(ones(4) | {PROBES: 2.0, PROBES + 1: 2.0, PROBES + 9: 1.0}, 4, probes=probes).doubled == 1

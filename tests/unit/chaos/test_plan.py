@@ -1,4 +1,4 @@
-"""Whom the nemesis may hurt, and that a seed is a schedule."""
+"""The nemesis spares nodes whose loss would lose data, and a seed gives one schedule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.chaos.plan import COORDINATOR, ChaosFault, ChaosSettings, ClusterStat
 SERVERS = [f"server-{i}" for i in range(4)]
 WORKERS = [f"worker-{i}" for i in range(3)]
 ALL = [COORDINATOR, *SERVERS, *WORKERS]
-PAIRS = [[SERVERS[i], SERVERS[(i + 1) % 4]] for i in range(4)]  # two copies, round a ring
+PAIRS = [[SERVERS[i], SERVERS[(i + 1) % 4]] for i in range(4)]  # two copies, on a ring
 
 
 def nemesis(**settings: object) -> FaultPlanner:
@@ -21,7 +21,8 @@ def test_a_server_is_hurt_only_while_every_segment_of_it_has_another_that_is_wel
     one = nemesis()
     assert one.may_hurt("server-0", ClusterState(ALL, PAIRS))
     assert not one.may_hurt("server-0", ClusterState([name for name in ALL if name != "server-1"], PAIRS))
-    assert one.may_hurt("server-0", ClusterState([name for name in ALL if name != "server-2"], PAIRS))  # no neighbour
+    # server-2 is no neighbour.
+    assert one.may_hurt("server-0", ClusterState([name for name in ALL if name != "server-2"], PAIRS))
 
 
 def test_a_set_that_has_shrunk_to_one_is_left_alone() -> None:
@@ -67,7 +68,8 @@ def test_a_server_that_is_due_is_killed_if_one_may_be_and_the_schedule_stays() -
     assert (fault.kind, fault.role) == ("kill", "server")
     other.next(ClusterState(ALL, PAIRS))
     assert [one.gap(), one.next(ClusterState(ALL, PAIRS))] == [other.gap(), other.next(ClusterState(ALL, PAIRS))]
-    for settings in ({"pauses": 1.0}, {"joins": 0.3, "drains": 0.2, "cuts": 0.5}):  # no kill was asked for
+    # Kills are not enabled.
+    for settings in ({"pauses": 1.0}, {"joins": 0.3, "drains": 0.2, "cuts": 0.5}):
         assert all(
             fault.kind != "kill" for fault in nemesis(**settings).next(ClusterState(ALL, PAIRS), kill_server=True)
         )
@@ -95,7 +97,7 @@ def test_pauses_are_on_both_sides_of_what_counts_as_death() -> None:
 def test_after_any_faults_every_segment_has_a_server_that_is_well(
     seed: int, sets: list[list[str]], hurt: set[str]
 ) -> None:
-    """One that had none before is not the nemesis's doing, and stays as it is."""
+    """A segment that had no healthy server before is not the nemesis's fault."""
     one = nemesis(seed=seed, together=1.0)
     well = [name for name in ALL if name not in hurt]
     for _ in range(5):

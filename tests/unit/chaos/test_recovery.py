@@ -1,4 +1,4 @@
-"""From a fault until it has healed, by what views say."""
+"""Views show when a fault has healed."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def test_how_members_look() -> None:
 def test_a_server_that_joins_is_there_when_it_holds_something_and_nobody_is_being_filled() -> None:
     patient = FaultyNode(ChaosFault("join", "server-3"), at=10.0)
     come = UP | {"server-3": 9}
-    assert look(patient, 11.0, view(6, come, *WHOLE), 2, asked=10.9) == []  # a member that holds nothing yet
+    # A member that holds no segment yet.
+    assert look(patient, 11.0, view(6, come, *WHOLE), 2, asked=10.9) == []
     filling = (WHOLE[0], m.Replicas(6, ["server-1", "server-2"], filling="server-3", instead="server-1"))
     assert look(patient, 11.5, view(7, come, *filling), 2, asked=11.4) == []
     moved = (WHOLE[0], m.Replicas(8, ["server-3", "server-2"]))

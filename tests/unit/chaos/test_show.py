@@ -1,4 +1,4 @@
-"""The board of a drill: it fits, says all it should, and says nothing by colour alone."""
+"""The board of a chaos drill fits the terminal and shows everything without colour."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_board_says_who_is_how_and_what_happened() -> None:
     for part in ("seed 7", "2 copies", "64%", "✖ server-1 down", "◐ server-2 filling", "‖ worker-1 paused", "kill -9"):
         assert part in seen
     assert "3 faults, 2 healed" in seen and "81,204 pushes" in seen and "0.4412 (clean 0.4398)" in seen
-    assert "▲" in seen  # under the curve, where the fault was
+    assert "▲" in seen  # below the curve, at the fault
 
 
 @pytest.mark.parametrize("plain", [False, True])

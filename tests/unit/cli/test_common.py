@@ -1,4 +1,4 @@
-"""What commands say to those who miss them by a letter, and to whom which options are offered."""
+"""Commands suggest the right name for a typo, and offer each role its own options."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_a_client_that_nobody_answers_names_the_address(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("data", "has", "features", "strange"),
     [
-        ("a9a", 123, 1_000_000, True),  # another set
+        ("a9a", 123, 1_000_000, True),  # another data set
         ("clicks", 1_000_000, 1_000_000, False),
-        ("rows.svm", 999_000, 1_000_000, False),  # a few ids do not occur in it
+        ("rows.svm", 999_000, 1_000_000, False),  # a few ids do not occur in these rows
         ("rows.svm", 123, 1_000_000, True),
-        ("rows.svm", 123, None, False),  # a network says so itself
+        ("rows.svm", 123, None, False),  # a network checks this itself
     ],
 )
 def test_rows_that_have_nothing_in_common_with_a_model_are_not_judged_without_a_word(

@@ -1,4 +1,4 @@
-"""``shoal evaluate --every`` looks on until the run is over, and says which end it was."""
+"""``shoal evaluate --every`` watches until the run is over, and says how it ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.inspect.evaluate import EvaluationResult
 
 
 class Judging:
-    """A model that is there twice, and then not any more."""
+    """A model that can be evaluated twice, and then is gone."""
 
     note = ""
 

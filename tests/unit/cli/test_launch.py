@@ -1,4 +1,4 @@
-"""Several nodes by one command: how many, and what a signal does while they are being started."""
+"""One command starts several nodes; a signal reaches all of them while they start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.cli.launch import launch
 from shoal.launch import remote_node
 
 OPTIONS: dict[str, Any] = dict.fromkeys((*module._SAME, "quiet", "insecure")) | {"modules": ()}
-WAITS = "import time; time.sleep(20)"  # none is left if a signal does not reach it
+WAITS = "import time; time.sleep(20)"  # ends by itself if a signal does not reach it
 
 
 @pytest.mark.parametrize("when", ["before it is known", "after it is known"])

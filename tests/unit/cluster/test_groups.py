@@ -1,4 +1,4 @@
-"""Groups of workers: names, who may do what with whose tables, and how much of it."""
+"""Groups have names, rights on tables, and quotas."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_what_a_group_may_have_is_the_operators_to_say() -> None:
 def test_a_quota_counts_every_weight_a_table_may_come_to_have() -> None:
     roster = roster_of("b/ann")
     groups.allow(roster, GroupLimits("b", mb=1, tables=2))
-    mega = limits.MB // 4  # floats
+    mega = limits.MB // 4  # floats in 1 MB
     with pytest.raises(Invalid, match=r"would have 1\.0 MB of weights, and group 'b' has 0\.0 of 1 MB"):
         groups.check_change(roster, "b/ann", m.Create(1, "b/w", Dense(rows=mega + 1)))
     groups.check_change(roster, "b/ann", m.Create(1, "b/w", Dense(rows=mega // 2, width=2)))
@@ -166,8 +166,8 @@ def test_a_group_that_nobody_knows_is_not_dissolved_in_silence() -> None:
     groups.allow(roster, GroupLimits("c", mb=7))
     with pytest.raises(Invalid, match=r"no group 'd' to dissolve \(groups: b, c\)"):
         groups.dissolve(roster, "d", "operator")
-    assert groups.dissolve(roster, "c", "operator") == []  # it was allowed something, and has nothing
-    assert groups.dissolve(roster, "a", "a/bob") == []  # it is here
+    assert groups.dissolve(roster, "c", "operator") == []  # it has a quota, but no tables
+    assert groups.dissolve(roster, "a", "a/bob") == []  # it has a member
 
 
 def test_what_groups_may_have_outlives_the_coordinator() -> None:

@@ -1,4 +1,4 @@
-"""What the coordinator knows of loads."""
+"""The coordinator collects the load of servers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LONG = LOAD_STEADY * DEFAULT.load_every
 
 
 def hot(loads: LoadStats, at: int, tables: dict[str, TablePlaces]) -> None:
-    """The owner of this segment is asked for all there is."""
+    """The owner of this segment gets the whole load."""
     loads.rates[1] = {segment: LOAD_LEAST if segment == at else 0.0 for segment in range(len(tables["w"].places))}
 
 
@@ -51,7 +51,7 @@ def test_only_one_that_is_the_hottest_for_a_while_is_taken_for_hot() -> None:
     assert not loads.should_relieve(LONG - 1, SERVERS, tables)
     assert loads.should_relieve(LONG, SERVERS, tables)
     hot(loads, 1, tables)
-    assert not loads.should_relieve(LONG, SERVERS, tables)  # another one: that may be chance
+    assert not loads.should_relieve(LONG, SERVERS, tables)  # another segment: that may be chance
     loads.rates[1] = {}
     assert not loads.should_relieve(2 * LONG, SERVERS, tables)
     hot(loads, 1, tables)
@@ -65,7 +65,8 @@ def test_nothing_is_done_about_what_was_told_before_the_owners_changed() -> None
     assert not loads.should_relieve(0, SERVERS, tables)
     tables = table("ann", "bob", "bob")
     hot(loads, 0, tables)
-    assert not loads.should_relieve(LONG, SERVERS, tables)  # one was cut, or changed hands: its owner is to tell first
+    # A segment was split or has a new owner, which must report first.
+    assert not loads.should_relieve(LONG, SERVERS, tables)
     assert loads.should_relieve(2 * LONG, SERVERS, tables)
 
 
@@ -78,7 +79,8 @@ def test_after_every_trade_it_takes_longer_until_others_are_here() -> None:
         assert not loads.should_relieve(min(tellings, LOAD_PATIENCE) * DEFAULT.load_every - 1, SERVERS, tables)
         assert loads.should_relieve(min(tellings, LOAD_PATIENCE) * DEFAULT.load_every, SERVERS, tables)
     loads.note_trade()
-    assert loads.should_relieve(LOAD_PATIENCE * DEFAULT.load_every, SERVERS, tables)  # and no longer than this
+    # The wait never gets longer than this.
+    assert loads.should_relieve(LOAD_PATIENCE * DEFAULT.load_every, SERVERS, tables)
     others = [*SERVERS, "cat"]
     assert not loads.should_relieve(0, others, tables)
     assert loads.should_relieve(LONG, others, tables)

@@ -1,4 +1,4 @@
-"""One node's place in the cluster: hello, view, heartbeat, and a new life when this one is over."""
+"""A node joins with hello, takes views, sends heartbeats, and joins again if it is fenced."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_only_newer_views_are_taken() -> None:
     assert made.handle(START, view(2)) == (ViewChange(), [])
     assert made.handle(START, view(3)) == (ViewChange(), [])
     assert made.handle(START, view(7))[0] == ViewChange(view=True)
-    assert made.handle(START, view(5)) == (ViewChange(), [])  # overtaken on the way
+    assert made.handle(START, view(5)) == (ViewChange(), [])  # it was overtaken in flight
     assert made.view.number == 7
 
 
@@ -122,7 +122,8 @@ def test_a_fenced_member_says_hello_as_a_new_life() -> None:
     assert change == ViewChange(fenced=True)
     assert hellos(effects) == ["token.1"]
     assert (made.joined, made.active_view, made.asking_since) == (False, 0, START + SECOND)
-    assert made.handle(START + SECOND, m.Welcome("token.0", 5, view(9)))[0] == ViewChange()  # from its former life
+    # For its earlier incarnation.
+    assert made.handle(START + SECOND, m.Welcome("token.0", 5, view(9)))[0] == ViewChange()
     assert made.handle(START + SECOND, m.Welcome("token.1", 8, view(2)))[0] == ViewChange(view=True)
     assert (made.incarnation, made.view.number) == (8, 2)
 
@@ -139,7 +140,7 @@ def test_one_who_was_removed_before_it_heard_of_it_begins_another_life() -> None
     made.tick(START)
     assert made.handle(START, m.IncarnationOver("token.7")) == (ViewChange(), [])
     change, effects = made.handle(START, m.IncarnationOver("token.0"))
-    assert change == ViewChange()  # nothing was lost: it had no life yet
+    assert change == ViewChange()  # nothing was lost: it was not a member yet
     assert hellos(effects) == ["token.1"]
     assert made.handle(START, m.IncarnationOver("token.0")) == (ViewChange(), [])
 

@@ -1,4 +1,4 @@
-"""How fast segments may change hands, as an operator says it."""
+"""An operator sets how fast segments may move."""
 
 from __future__ import annotations
 

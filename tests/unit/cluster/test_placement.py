@@ -1,4 +1,4 @@
-"""Segments and where they live: a few cases with numbers one can check by hand."""
+"""Segments and their placement: a few cases with numbers that can be checked by hand."""
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ def test_a_table_with_few_keys_has_one_segment_for_each() -> None:
 
 def test_a_dense_segment_is_cut_before_it_is_too_large() -> None:
     width = 256
-    rows = 9 * DENSE_SEGMENT_BYTES // (4 * width)  # nine full segments, where eight are the default
+    rows = 9 * DENSE_SEGMENT_BYTES // (4 * width)  # nine full segments, where the default is eight
     cut = segments_of(Dense(rows=rows, width=width), servers=1)
     assert len(cut) == 9
     assert max(len(keys) for keys in cut) * width * 4 == DENSE_SEGMENT_BYTES
-    assert len(segments_of(Sparse(keys=rows, width=width), servers=1)) == 8  # sparse rows are not all alive
+    # Not all rows of a sparse table exist, so it is not cut.
+    assert len(segments_of(Sparse(keys=rows, width=width), servers=1)) == 8
 
 
 def test_more_rows_than_the_servers_can_number_are_refused() -> None:
@@ -96,7 +97,7 @@ def test_the_placement_is_the_same_in_every_process() -> None:
 
 
 def test_a_known_placement_stays_as_it_is() -> None:
-    # A change here moves the segments of every cluster that upgrades: say so in the changelog.
+    # A change here moves the segments of every cluster that upgrades: put it into the changelog.
     assert "".join(holders[0][-1] for holders in place(0, 16, servers(3))) == "2220001200212111"
 
 
@@ -104,7 +105,8 @@ def test_even_a_placement_from_scratch_moves_little_when_a_server_joins() -> Non
     for count in range(1, 17):
         segments = SEGMENTS_PER_SERVER * count
         before, after = place(0, segments, servers(count)), place(0, segments, servers(count + 1))
-        assert moved(before, after) <= 3 * segments / (count + 1)  # hashing by remainder would move nearly all
+        # Hashing modulo the number of servers would move nearly all.
+        assert moved(before, after) <= 3 * segments / (count + 1)
 
 
 @pytest.mark.parametrize(("names", "copies"), [([], 1), (["ann"], 0), (["ann", "ann"], 1)])
@@ -118,7 +120,8 @@ def test_a_lost_copy_is_made_again_on_the_next_server_of_the_ring() -> None:
     for segment, (primary, *backups) in enumerate(placed):
         found = backup_for(3, segment, servers(4), [primary])
         assert found in servers(4) and found != primary
-        assert backup_for(3, segment, servers(4)[::-1], (primary,)) == found  # in whatever order they are named
+        # The order of the servers does not matter.
+        assert backup_for(3, segment, servers(4)[::-1], (primary,)) == found
         assert backup_for(3, segment, servers(4), [primary, found]) not in ("", primary, found)
         assert backups
 
@@ -134,11 +137,15 @@ def test_who_holds_more_than_its_share_is_passed_by() -> None:
     second = backup_for(0, 0, servers(4), ["server-0"], crowded)
     assert second not in ("", "server-0", first)
     even_more = crowded | {name: 9 for name in servers(4) if name not in ("server-0", first)}
-    assert backup_for(0, 0, servers(4), ["server-0"], even_more) == first  # all are over it: the one with the fewest
+    # All are over their share: the one with the fewest is taken.
+    assert backup_for(0, 0, servers(4), ["server-0"], even_more) == first
 
 
 def test_copies_made_again_one_by_one_are_spread() -> None:
-    """After a server died: each segment it held gets a new copy, and what was given so far is counted."""
+    """After a server dies, each of its segments gets a new copy.
+
+    The copies given so far are counted.
+    """
     before = place(0, 64, servers(6), copies=2)
     left = [tuple(name for name in holders if name != "server-5") for holders in before]
     held = Counter(name for holders in left for name in holders)

@@ -1,6 +1,8 @@
-"""Parts settle: told by servers at their own times, evened out and noisy as in ``store.load``, moved by the real rules, minute after minute.
+"""Segments settle under noisy loads that servers report at different times.
 
-The cluster is a list of owners and a seeded random number; a move is done at once. What is counted is how much moves, and when.
+The loads are smoothed as in ``store.load``, and the real rules move segments, minute after minute.
+The cluster is a list of owners and a seeded random number; a move is done at once. The tests count
+how much moves, and when.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ MINUTE = 60 * SECOND
 
 
 class Town:
-    """Servers that tell, and a coordinator that moves."""
+    """Servers that report loads, and a coordinator that moves segments."""
 
     def __init__(self, servers: int, rates: Sequence[float], noise: float, seed: int) -> None:
         self.names = [f"server-{i}" for i in range(servers)]
@@ -33,7 +35,7 @@ class Town:
         self.table = TablePlaces(1, "w", Dense(rows=10 * len(rates)), starts, places)
         self.loads, self.view, self.now = LoadStats(), 1, 0
         self.known: dict[str, dict[int, float]] = {name: {} for name in self.names}
-        self.fresh: dict[int, int] = {}  # tellings until a segment's owner has watched it all the time
+        self.fresh: dict[int, int] = {}  # reports until the new owner has measured a whole interval
         self.moved: list[tuple[int, WantedMove]] = []
 
     def join(self, name: str) -> None:
@@ -50,7 +52,11 @@ class Town:
         self.now += SECOND // 2
 
     def _tell(self, name: str) -> None:
-        """The whole cluster is faster or slower from time to time, and a server was not asked for its share all the time."""
+        """Reports noisy loads.
+
+        The whole cluster is faster or slower from time to time, and a server does not get its
+        share of the requests all the time.
+        """
         known, luck = self.known[name], self.random.lognormvariate(0, self.noise)
         for segment, place in enumerate(self.table.places):
             if place.servers != [name]:
@@ -79,11 +85,11 @@ class Town:
 
     @property
     def rounds(self) -> list[int]:
-        """When something was moved by load."""
+        """The times at which something was moved by load."""
         return list(dict.fromkeys(when for when, one in self.moved if one.why == "load"))
 
     def worst(self) -> float:
-        """What the busiest is asked for, to the mean, by the true rates."""
+        """The load of the busiest server over the mean, by the true rates."""
         owned = dict.fromkeys(self.names, 0.0)
         for rate, place in zip(self.rates, self.table.places, strict=True):
             owned[place.servers[0]] += rate
@@ -99,7 +105,8 @@ def test_an_even_load_moves_nothing(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_nothing_but_chance_is_moved_a_few_times_and_then_no_more(seed: int) -> None:
-    town = Town(3, [1_000.0] * 3 * PARTS, 0.6, seed)  # a server that tells twice what it should is no rare thing
+    # With this noise a server often reports twice its real load.
+    town = Town(3, [1_000.0] * 3 * PARTS, 0.6, seed)
     town.live(10 * MINUTE)
     assert len(town.rounds) <= 3
     assert all(later - one >= DEFAULT.load_every for one, later in pairwise(town.rounds))
@@ -114,7 +121,8 @@ def test_where_little_is_asked_nothing_is_moved_for_it() -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_a_server_that_joins_gets_its_share_and_then_all_stay_where_they_are(noise: float, seed: int) -> None:
-    town = Town(2, [20_000.0 / (1 + i) for i in range(2 * PARTS)], noise, seed)  # the first keys are asked for most
+    # The first keys get the most requests.
+    town = Town(2, [20_000.0 / (1 + i) for i in range(2 * PARTS)], noise, seed)
     town.live(MINUTE)
     town.join("server-2")
     town.live(5 * MINUTE)
@@ -122,7 +130,8 @@ def test_a_server_that_joins_gets_its_share_and_then_all_stay_where_they_are(noi
     assert len([when for when in town.rounds if when >= MINUTE]) <= 2
     assert all(one.gain for _, one in town.moved)
     for when in town.rounds:
-        assert {one.why for at, one in town.moved if at == when} == {"load"}  # never by both rules at once
+        # The two rules are never mixed in one plan.
+        assert {one.why for at, one in town.moved if at == when} == {"load"}
 
 
 def test_a_load_that_is_another_one_later_is_followed() -> None:

@@ -1,4 +1,4 @@
-"""Who is a member, which tables there are, and who holds them."""
+"""The roster has the members, the tables, and their placement."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_change_has_its_own_view_number() -> None:
     made.remove("ann", "it left")
     numbers.append(made.view().number)
     assert numbers == [1, 2, 3, 4, 5]
-    assert made.view() is made.view()  # nothing changed, nothing made
+    assert made.view() is made.view()  # it is cached while nothing changes
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_full_cluster_takes_nobody_but_those_it_has(monkeypatch: pytest.Monkey
     monkeypatch.setattr(limits, "MEMBERS", 2)
     made = roster("ann", "bob")
     assert "full" in made.may_join("eve", "worker", "t")
-    assert "taken" in made.may_join("bob", "server", "another life")  # it is alive
+    assert "taken" in made.may_join("bob", "server", "another life")  # the member is alive
     made.members["bob"].suspected = True
     assert made.may_join("bob", "server", "another life") == ""
 
@@ -92,7 +92,7 @@ def test_a_second_process_of_the_same_name_takes_over() -> None:
     made.join(5, "ann", "server", "ann.1", "elsewhere", 3)
     assert [member.incarnation for member in made.view().members] == [2, 3]
     assert made.is_over("ann", "ann.0")
-    # The new process has nothing: what the old one held alone is lost.
+    # The new process has no data: what only the old one held is lost.
     after = [place.servers for place in made.tables["w"].places]
     assert after == [[] if old == ["ann"] else old for old in before]
 
@@ -102,7 +102,7 @@ def test_the_tokens_of_former_lives_are_remembered_but_not_for_ever() -> None:
     for life in range(30):
         made.join(0, "ann", "worker", f"t.{life}", "", life + 1)
     assert made.is_over("ann", "t.28")
-    assert not made.is_over("ann", "t.29")  # she lives
+    assert not made.is_over("ann", "t.29")  # ann is alive
     assert not made.is_over("ann", "t.0")
     assert len(made.retired["ann"]) == 16
 
@@ -119,7 +119,7 @@ def test_however_many_come_and_go_only_the_last_of_them_are_remembered() -> None
     assert len(made.retired) == limits.FORMER and made.is_over(last, f"{last}.0")
     assert len(made.lost) == limits.LOST and last in made.lost
     assert len(made.released) <= limits.FORMER and last in made.released
-    assert len(record_of(made)) < 100_000  # all of it is written with every change
+    assert len(record_of(made)) < 100_000  # the whole record is written with every change
 
 
 def test_the_silent_are_suspected_and_then_removed() -> None:
@@ -131,13 +131,13 @@ def test_the_silent_are_suspected_and_then_removed() -> None:
     assert made.members["ann"].suspected
     made.members["ann"].last_seen = DEFAULT.suspect
     list(made.find_dead(DEFAULT.suspect + 1))
-    assert not made.members["ann"].suspected  # it cost nothing
+    assert not made.members["ann"].suspected  # being suspected has no effect
     assert list(made.find_dead(DEFAULT.suspect + DEFAULT.dead)) == ["ann"]
 
 
 def test_the_last_holder_of_a_segment_is_not_removed_for_silence() -> None:
     made = roster("ann", "bob")
-    assert list(made.find_dead(60 * SECOND)) == ["ann", "bob"]  # nothing is held yet
+    assert list(made.find_dead(60 * SECOND)) == ["ann", "bob"]  # they hold nothing yet
     made.create("w", Dense(rows=64))
     assert list(made.find_dead(60 * SECOND)) == []
     made.drop("w")
@@ -150,13 +150,14 @@ def test_a_server_whose_segments_have_copies_is_removed_for_silence() -> None:
     made.members["bob"].last_seen = 60 * SECOND
     assert list(made.find_dead(60 * SECOND)) == ["ann"]
     made.remove("ann", "silent")
-    assert list(made.find_dead(90 * SECOND)) == []  # bob is the last one now
+    assert list(made.find_dead(90 * SECOND)) == []  # bob is the last holder now
 
 
 def test_of_servers_that_are_all_silent_none_is_removed_for_another_that_may_be_the_dead_one() -> None:
     made = roster("ann", "bob", "cat", copies=3)
     made.create("w", Dense(rows=64))
-    made.members["cat"].last_seen = DEFAULT.dead - DEFAULT.suspect  # the last that was heard, and silent by now, too
+    # It was the last one to send a message, and is silent by now, too.
+    made.members["cat"].last_seen = DEFAULT.dead - DEFAULT.suspect
     assert list(made.find_dead(DEFAULT.dead)) == []
     made.mark_alive(DEFAULT.dead, made.members["cat"])
     made.members["ann"].last_seen = made.members["bob"].last_seen = 0
@@ -171,11 +172,12 @@ def test_time_in_which_nobody_was_heard_is_held_against_nobody() -> None:
     made = roster("ann", "bob", "cat", copies=3)
     for now in (DEFAULT.heartbeat, 2 * DEFAULT.heartbeat):
         made.mark_alive(now, made.members["ann"])
-        made.mark_alive(now, made.members["bob"])  # of cat nothing was ever heard: a second of silence
+        made.mark_alive(now, made.members["bob"])  # cat never sent a message: one second of silence
     later = 2 * DEFAULT.heartbeat + 60 * SECOND
     made.mark_alive(later, made.members["bob"])
     assert [later - person.last_seen for person in made.members.values()] == [0, 0, 2 * DEFAULT.heartbeat]
-    made.mark_alive(later + DEFAULT.heartbeat, made.members["bob"])  # no more than usual between two words
+    # No longer than the usual interval between two messages.
+    made.mark_alive(later + DEFAULT.heartbeat, made.members["bob"])
     assert made.members["ann"].last_seen == later
 
 
@@ -221,7 +223,8 @@ def test_a_table_is_placed_on_the_servers_there_are() -> None:
     placed = made.create("w", Sparse(keys=1_000))
     assert len(placed.starts) == len(placed.places) == 16
     assert holders(made, "w") == {"ann", "bob"}
-    assert {place.epoch for place in placed.places} == {made.number}  # the view that shows it
+    # The number of the view that shows it.
+    assert {place.epoch for place in placed.places} == {made.number}
 
 
 def test_a_table_made_again_is_another_table() -> None:
@@ -289,7 +292,10 @@ def test_what_is_not_there_cannot_be_changed() -> None:
 
 
 def test_a_set_gets_smaller_only_if_one_that_is_left_was_heard_since_the_other_was_to_go() -> None:
-    """A coordinator that was started again takes all for alive: one of two may be dead since long, and the other is to go."""
+    """A restarted coordinator takes all members for alive.
+
+    If one of two servers has been dead for long, the other must not leave.
+    """
     made = roster("ann", "bob", copies=2)
     made.create("w", Dense(rows=8))
     made.members["ann"].view = made.members["bob"].view = made.number
@@ -304,7 +310,10 @@ def test_a_set_gets_smaller_only_if_one_that_is_left_was_heard_since_the_other_w
 
 
 def test_a_new_table_has_all_its_copies_while_one_that_is_to_hold_them_is_still_leaving() -> None:
-    """The only server that stays may be dead, and nobody has noticed: the table would be lost before anybody had it."""
+    """The only server that stays may be dead without being noticed yet.
+
+    The table would be lost before any client could use it.
+    """
     made = roster("ann", "bob", copies=2)
     made.leave("bob")
     made.create("w", Dense(rows=64))
@@ -321,7 +330,11 @@ def test_a_server_that_leaves_is_given_nothing_where_enough_others_stay() -> Non
 
 
 def test_nothing_changes_hands_before_every_member_of_its_set_knows_of_it() -> None:
-    """One that first hears of a table when it is primary of what another one was could not bring the third one level."""
+    """A new primary must have known the table before.
+
+    One that first learns of a table when it takes over as primary could not bring the third
+    replica level.
+    """
     made = roster("ann", "bob", "cat", copies=3)
     made.create("w", Dense(rows=8))
     first = made.tables["w"].places[0].servers
@@ -334,14 +347,18 @@ def test_nothing_changes_hands_before_every_member_of_its_set_knows_of_it() -> N
 
 
 def test_half_a_trade_is_not_begun() -> None:
-    """It would leave one with too many, and be undone by the rule of counts, or finished by another segment."""
+    """Half a trade would leave one server with too many segments.
+
+    The rule of counts would undo it, or another segment would complete it.
+    """
     made = roster("ann", "bob")
     made.create("w", Dense(rows=8))
     owners = [place.servers[0] for place in made.tables["w"].places]
     mine, other = owners.index("ann"), owners.index("bob")
     trade = [WantedMove("w", mine, "ann", "bob", "load", "", 1), WantedMove("w", other, "bob", "ann", "load", "", 1)]
     made.members["ann"].view = made.members["bob"].view = made.number
-    made.assignment.unreachable["bob", "ann"] = 10  # who cannot reach each other are not to try again so soon
+    # Servers that cannot reach each other do not try again so soon.
+    made.assignment.unreachable["bob", "ann"] = 10
     before = dict(made.tables)
     assert made.assignment.begin(0, trade) == [] and made.tables == before
     assert made.assignment.begin(10, trade) == trade

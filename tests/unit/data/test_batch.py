@@ -1,4 +1,7 @@
-"""Global ids become places in a short list, and the scratch is clean afterwards, whatever happened."""
+"""Global ids become places in a short list, and the scratch memory is clean afterwards.
+
+It is clean even if a batch was refused.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ def test_rows_without_features_have_no_keys() -> None:
     assert Localiser(5).local(batch_of([]), bias=True).keys.tolist() == [5]
 
 
-@pytest.mark.parametrize("features", [70, 2**17, 2**31])  # a scan of all words, of the groups, of the tops
+# These sizes scan all words, the groups, or the tops.
+@pytest.mark.parametrize("features", [70, 2**17, 2**31])
 def test_a_column_past_the_last_feature_is_refused_and_leaves_no_trace(features: int) -> None:
     localiser = Localiser(features)
     with pytest.raises(Invalid, match="load the set again"):

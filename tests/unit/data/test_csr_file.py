@@ -1,4 +1,4 @@
-"""A packed set is what was appended, mapped; it is there whole or not at all."""
+"""A packed set has the rows that were appended, memory-mapped; it is complete or absent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_rows_come_back_as_they_went_in(packed: CsrFile) -> None:
     assert sorted(path.name for path in packed.folder.iterdir()) == [
         "columns.u32", "counts.u32", "indptr.i64", "labels.f32", "meta.json", "values.f32",
     ]  # fmt: skip
-    assert [path.name for path in packed.folder.parent.iterdir()] == ["set"]  # and nothing beside it
+    assert [path.name for path in packed.folder.parent.iterdir()] == ["set"]  # and no other file
 
 
 def test_a_slice_is_a_view_of_the_map(packed: CsrFile) -> None:
@@ -186,10 +186,10 @@ def test_what_a_killed_writer_left_is_no_set_and_is_swept_away(tmp_path: Path) -
     ran = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60, check=False)
     assert ran.returncode == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
-    assert sweep(tmp_path) == 0  # it is young: its writer may be about to lock it
+    assert sweep(tmp_path) == 0  # it is new: its writer may be about to lock it
     os.utime(left, (0, 0))
     with StagingFolder(tmp_path / "other") as alive:
         os.utime(alive.path, (0, 0))
         assert sweep(tmp_path) == 1
-        assert alive.path.is_dir()  # locked: somebody is at work there
+        assert alive.path.is_dir()  # locked: a writer is active
     assert list(tmp_path.iterdir()) == []

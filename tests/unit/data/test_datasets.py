@@ -1,4 +1,7 @@
-"""A set by its name or path: packed once, kept, shared, and refused with the next move where it cannot be had."""
+"""A data set is loaded by name or path, packed once, cached and shared.
+
+If it cannot be loaded, the error says what to do next.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def test_the_rows_that_are_held_out_do_not_depend_on_the_seed(rows: Path, cache:
 def test_a_pipe_a_socket_and_a_device_are_refused_before_they_are_opened(
     tmp_path: Path, cache: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # a socket's name must be short
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
     pipe, listening, device = (tmp_path / f"{kind}-{name}" for kind in ("pipe", "socket", "device"))
     os.mkfifo(pipe)
     device.symlink_to(os.devnull)
@@ -75,7 +78,8 @@ def test_three_rows_are_enough_to_try(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "tiny.svm").write_text("1 1:1\n")
     with pytest.raises(Invalid, match="none is held out to test on: give a test set"):
         load(DataSource(str(tmp_path / "tiny.svm")), 0, cache)
-    assert [path.name for path in cache.iterdir()] == [dataset.folder.name]  # nothing half was left
+    # No unfinished files are left.
+    assert [path.name for path in cache.iterdir()] == [dataset.folder.name]
 
 
 def test_a_test_file_is_tested_on_and_may_have_more_features(rows: Path, tmp_path: Path, cache: Path) -> None:
@@ -105,7 +109,7 @@ def test_a_file_that_changed_is_packed_again(rows: Path, cache: Path) -> None:
     before = load(DataSource(str(rows)), 0, cache)
     rows.write_text("1 1:1\n-1 5:1\n1 2:1\n")
     assert load(DataSource(str(rows)), 0, cache).train.rows == 2
-    assert before.train.rows > 800  # who has it open still does
+    assert before.train.rows > 800  # a dataset that is open stays open
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_kept(rows: Path, cache: Path) -> None:
@@ -121,7 +125,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(rows: Path, cache: Pat
 def test_skipped_lines_are_noted_and_kept_with_the_set(rows: Path, cache: Path) -> None:
     with rows.open("a") as file:
         file.write("oops\n")
-    for _ in range(2):  # also when it comes from the cache
+    for _ in range(2):  # the second time it comes from the cache
         (note,) = load(DataSource(str(rows), bad_lines=2), 0, cache).notes
         assert note.startswith("1 bad lines skipped: line 1001: label 'oops'")
 
@@ -212,7 +216,7 @@ def test_the_named_sets_have_the_rows_they_are_known_for(
     assert dataset.classes
 
 
-# ------------------------------------------------------------ with other processes, and against the disk
+# ------------------------------------------------------------ other processes, and disk errors
 
 TOGETHER = """
 import sys
@@ -278,7 +282,8 @@ print(folder)
 @pytest.mark.slow
 def test_without_a_cache_folder_a_temporary_one_goes_with_the_process(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    where = {"SHOAL_CACHE": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}  # a file is no folder to keep things in
+    # The cache folder is a file, so it cannot be used.
+    where = {"SHOAL_CACHE": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
     folder = Path(run(TEMPORARY, **where).strip())
     assert folder.parent.parent == tmp_path
     assert not folder.parent.exists()

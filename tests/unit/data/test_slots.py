@@ -1,4 +1,4 @@
-"""Which rows a slot holds: anyone who asks gets the same answer."""
+"""The rows of a slot are the same for every node that asks."""
 
 from __future__ import annotations
 

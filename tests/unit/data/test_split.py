@@ -1,4 +1,7 @@
-"""Every row goes to exactly one client, the same command gives the same files, and no client is without a row."""
+"""Every row goes to exactly one client, and no client is without a row.
+
+The same command gives the same files.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ WAYS = ["even", "shuffled", "label", "dirichlet"]
 @pytest.fixture
 def images(tmp_path: Path) -> Dataset:
     x = np.arange(300, dtype=np.uint8)[:, None, None] + np.zeros((1, 2, 2), np.uint8)
-    x[256:] ^= np.uint8([[0, 1], [2, 3]])  # no two rows alike
+    x[256:] ^= np.uint8([[0, 1], [2, 3]])  # makes all rows different
     np.savez(tmp_path / "rows.npz", x_train=x, y_train=np.arange(300) % 3, x_test=x[:9], y_test=np.arange(9) % 3)
     return load(DataSource(str(tmp_path / "rows.npz")), 0, tmp_path / "cache")
 
@@ -178,7 +181,7 @@ def test_a_folder_that_is_there_too_many_clients_and_a_disk_that_refuses_leave_n
 
 
 def test_an_alpha_without_measure_is_refused() -> None:
-    """Draws run over, and one client would get all rows where an even split was asked for."""
+    """Draws would overflow, and one client would get all rows instead of an even share."""
     check_split(4, "dirichlet", 1e9)
     with pytest.raises(Invalid, match="at most 1e"):
         check_split(4, "dirichlet", 1e308)

@@ -1,4 +1,7 @@
-"""Made-up rows: the same whoever makes them, with the shape of what they stand for, and neither trivial nor hopeless."""
+"""Synthetic rows are the same on every machine and have the shape of real data.
+
+They are neither trivial nor impossible to learn.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,8 @@ def test_clicks_have_39_fields_and_the_click_rate_of_a_click_log() -> None:
         assert set(rows.labels.tolist()) == {0.0, 1.0}
         assert 0.18 < rows.labels.mean() < 0.22
     fields = rows.columns.reshape(-1, 39)
-    assert (fields.max(axis=0)[:-1] < fields.min(axis=0)[1:]).all()  # each in a range of its own
+    # Each field has a range of its own.
+    assert (fields.max(axis=0)[:-1] < fields.min(axis=0)[1:]).all()
     sizes = [len(np.unique(column)) for column in fields.T]
     assert min(sizes) < 15 and max(sizes) > 5_000
 
@@ -102,7 +106,7 @@ def test_too_few_features_are_refused() -> None:
             MAKERS[name](0, 999)
 
 
-# ------------------------------------------------------------ written out
+# ------------------------------------------------------------ writing files
 
 
 @pytest.mark.variants(

@@ -1,4 +1,4 @@
-"""Whoever asks a node to go hears how that went: by what the coordinator shows, look after look."""
+"""A drain reports its progress and its result, from the coordinator's views."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def view(*members: m.Member, owners: Sequence[str], last: str = "") -> m.View:
 
 
 class Eyes:
-    """What is seen, one view after another; the last one again and again."""
+    """A status client that shows one view after another, and then the last one for ever."""
 
     def __init__(self, *views: m.View, lost: dict[str, str] | None = None) -> None:
         self._views, self._lost = list(views), lost or {}

@@ -1,4 +1,4 @@
-"""What a model file is asked: its numbers under their names."""
+"""A query of a model file uses the names of its arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.models.trained import TrainedModule
 
 TENSORS: dict[str, Any] = {
     "body.weight": np.array([[1, -2, 3], [0, 0, 4]], np.float32),
-    "count": np.array(7, np.int64),  # no weights
+    "count": np.array(7, np.int64),  # not weights
     "scale": np.array(-5, np.float32),
     "head.bias": np.array([0.5, 6], np.float64),
 }

@@ -1,4 +1,7 @@
-"""What is known of a run when nobody is left who could be asked; and what a cluster refuses at once."""
+"""The progress of a run is known from its events after all its nodes have ended.
+
+A cluster refuses wrong arguments at once.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ def test_how_far_a_run_is_follows_from_what_it_tells() -> None:
     course = further(begun, told)
     assert (course.done, course.steps, course.examples, course.seconds, course.sent) == (15, 7, 90, 2.0, 5)
     assert further(course, Stopped(seconds=3.0, why="done")) is course
-    assert further(course, msgspec.structs.replace(told, seconds=1.0, steps=3)) is course  # it is known better
+    # A later progress is known already.
+    assert further(course, msgspec.structs.replace(told, seconds=1.0, steps=3)) is course
 
 
 @pytest.mark.parametrize("seconds", ["x", True, -1, float("nan"), [1]])

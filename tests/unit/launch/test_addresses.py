@@ -1,4 +1,4 @@
-"""Where a node listens, and what it is called by."""
+"""A node listens at one address, and is reached by another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts for batch schedulers."""
+"""The scripts for batch schedulers."""
 
 from __future__ import annotations
 

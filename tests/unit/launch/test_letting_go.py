@@ -1,4 +1,7 @@
-"""A server that is let go for good, whatever its process and its supervisor do meanwhile; its cluster is told so, and has no processes."""
+"""A removed server is not restarted, whatever its process and its supervisor do meanwhile.
+
+The cluster of these tests has no processes: the tests tell it what they do.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ NAME = "server-1"
 
 
 class Supervising:
-    """Who is to be started again."""
+    """A supervisor that records why processes ended."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -49,7 +52,7 @@ def test_a_server_that_leaves_to_be_started_again_is_not_if_it_is_let_go_meanwhi
 ) -> None:
     monkeypatch.setattr(drain, "let_go", lambda looking, name: ends(cluster))
     cluster.remove_server(NAME)
-    cluster._start_again(NAME)  # a restart that had been begun before
+    cluster._start_again(NAME)  # a restart that had begun before
     assert told(cluster) == [] and not cluster._servers and not cluster._removing
 
 

@@ -1,4 +1,4 @@
-"""What a forked process says and watches, without forking: lines stay whole, and only a hang-up is a hang-up."""
+"""A forked process reports in whole lines and watches for a hang-up; nothing is forked here."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_nobody_hears_is_no_error() -> None:
 
 
 def test_the_watch_leaves_the_bytes_alone_and_returns_when_it_is_told_to() -> None:
-    """If it took bytes for a hang-up it would end this process."""
+    """If it took bytes for a hang-up, it would end this process."""
     with pipe() as (orders, top), pipe() as (until, stop):
         os.write(top, b"for the forkserver\n")
         watch = threading.Thread(target=end_with, args=(os.getppid(), orders, "", until))
@@ -108,7 +108,7 @@ def test_sweeping_removes_sockets_and_folder_and_does_not_mind_if_they_are_gone(
     for _ in range(2):
         sweep(str(folder))
         assert not folder.exists()
-    sweep("")  # over tcp there is none
+    sweep("")  # tcp has no folder of sockets
     assert tmp_path.exists()
 
 

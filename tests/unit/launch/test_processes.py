@@ -1,4 +1,4 @@
-"""Who ends is started again, at once, and not for ever."""
+"""A process that ends is restarted at once, but not for ever."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support import PATIENCE
 
 
 class Shop:
-    """What a supervisor does, noted; events instead of waiting."""
+    """Records what a supervisor does; uses events instead of waiting."""
 
     def __init__(self, fails: Callable[[str], bool] = lambda name: False) -> None:
         self.supervisor = Supervisor(self.again, self.give_up)
@@ -65,7 +65,7 @@ def test_after_ten_times_in_a_minute_it_is_left_and_the_reason_told() -> None:
     assert len(shop.gave_up) == 1
     assert "ann was restarted 10 times in 60 s" in shop.gave_up[0]
     assert "exit code 3" in shop.gave_up[0]
-    shop.supervisor.ended("bob", "killed")  # each for itself
+    shop.supervisor.ended("bob", "killed")  # nodes are counted separately
     shop.until(lambda: shop.started[-1] == "bob")
 
 
@@ -80,7 +80,7 @@ def test_one_that_does_not_start_is_tried_again_and_then_left() -> None:
 def test_one_that_is_closed_starts_nobody() -> None:
     shop = Shop()
     shop.supervisor.delay = PATIENCE
-    shop.supervisor.ended("ann", "killed")  # waits
+    shop.supervisor.ended("ann", "killed")  # the restart waits
     shop.supervisor.close()
     shop.supervisor.ended("bob", "killed")
     for thread in threading.enumerate():

@@ -1,4 +1,4 @@
-"""When workers come and go, driven by a training that only counts (S1-30, S4-23)."""
+"""Workers join and leave on schedule; the training here only counts (S1-30, S4-23)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.support.sandbox import soon
 
 
 class Counting:
-    """Workers that are names."""
+    """Workers that are only names."""
 
     def __init__(self) -> None:
         self.here: list[str] = []
         self.started = 0
         self.signals: list[tuple[str, int]] = []
-        self.fails: list[ShoalError] = []  # what becomes of the next ones
+        self.fails: list[ShoalError] = []  # the errors of the next starts
         self.said: list[str] = []
 
     @property
@@ -110,11 +110,11 @@ def test_a_worker_that_does_not_start_is_told_of_and_another_is_started() -> Non
     hands.here.clear()
     one.worker_ended()
     assert soon(lambda: hands.started == 6)
-    hands.here.clear()  # and those that come after are replaced as before
+    hands.here.clear()  # later workers are replaced as before
     one.worker_ended()
     assert soon(lambda: hands.started == 9)
     one.close()
-    (said,) = hands.said  # once, as long as it fails
+    (said,) = hands.said  # reported once while starts keep failing
     assert (
         said.startswith("worker-3 did not start: it was killed; training goes on") and "another start is tried" in said
     )

@@ -1,4 +1,4 @@
-"""The worker pool of a run, and a run that waits for it: threads, and no clock but the one that is moved here."""
+"""A run waits for its worker pool; here of threads, with a clock that the test moves."""
 
 from __future__ import annotations
 

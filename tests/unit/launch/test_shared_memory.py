@@ -1,4 +1,4 @@
-"""Shared memory without a name: seen by all who have it, gone with the last of them."""
+"""Shared memory has no name: every process that has it sees it; it ends with the last one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPES = {"slab": ((3, 5), "float32"), "tally": ((7,), "int8"), "none": ((0, 4),
 
 
 def mapped() -> int:
-    """Pieces of such memory that this process has mapped."""
+    """Number of shared pieces that this process has mapped."""
     return Path("/proc/self/maps").read_text().count("/memfd:shoal")
 
 
@@ -58,7 +58,7 @@ def test_nothing_of_it_stays_when_it_is_closed_and_nobody_holds_an_array() -> No
     assert mapped() > before
     segment.close()
     segment.close()
-    assert (slab == 0).all()  # who holds an array may go on
+    assert (slab == 0).all()  # an array that is still held stays usable
     del slab
     assert mapped() == before and set(os.listdir("/proc/self/fd")) == descriptors
 

@@ -1,4 +1,7 @@
-"""Who a rank is, which roles there are, who may come in, and what goes together with torchrun and what does not."""
+"""Under torchrun each process has a rank and a role, and only expected ranks are let in.
+
+Settings that do not work with torchrun are refused.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def come_in(head: HeadRank, line: bytes) -> socket.socket:
     return one
 
 
-# ---------------------------------------------------------------- who am I
+# ---------------------------------------------------------------- ranks
 
 
 def test_a_rank_is_known_by_torchruns_variables() -> None:
@@ -74,7 +77,7 @@ def test_a_rank_is_known_by_torchruns_variables() -> None:
 def test_without_torchrun_nobody_is_a_rank() -> None:
     assert rank({}) is None
     others = {name: value for name, value in VARIABLES.items() if "TORCHELASTIC" not in name}
-    assert rank(others) is None  # Slurm and others set some of these, too
+    assert rank(others) is None  # Slurm and others set some of these variables, too
     assert rank(VARIABLES | {"LOCAL_RANK": "three"}) is None
 
 
@@ -113,7 +116,8 @@ def test_ranks_of_one_start_meet_and_those_of_another_do_not() -> None:
     others = {"TORCHELASTIC_RESTART_COUNT": "1"}, {"MASTER_PORT": "29501"}, {"TORCHELASTIC_RUN_ID": "x" * 500}
     doors = [socket_name(), *(socket_name(**changes) for changes in others)]
     assert len(set(doors)) == len(doors)
-    assert all(one.startswith(b"\0") and len(one) < 100 for one in doors)  # no file, and short enough
+    # They are not files, and short enough.
+    assert all(one.startswith(b"\0") and len(one) < 100 for one in doors)
 
 
 # ---------------------------------------------------------------- roles
@@ -170,14 +174,14 @@ def test_a_group_that_was_started_again_hears_that_only_out_goes_on() -> None:
         assert "anew" not in head.words
 
 
-# ---------------------------------------------------------------- meeting
+# ---------------------------------------------------------------- joining
 
 
 def test_only_ranks_that_are_awaited_are_let_in() -> None:
     with head_of(of(2)) as head:
         for nonsense in (b"hello", msgspec.json.encode(RankHello(2)), msgspec.json.encode(RankHello(0)), b""):
             with come_in(head, nonsense) as one:
-                assert one.recv(100) == b""  # hung up
+                assert one.recv(100) == b""  # the connection is closed
         with come_in(head, msgspec.json.encode(RankHello(1))) as one:
             assert list(head.seats()) == [1]
             assert head.seats()[1].pid == os.getpid()

@@ -1,4 +1,4 @@
-"""What a part knows of its rows, held against the same in numpy; and that its bounds are bounds."""
+"""The margins of a block agree with numpy, and its curvature bounds hold."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_margins_losses_and_gradients_are_those_of_the_weights_taken(ones: bool,
 def test_keys_that_are_left_out_are_looked_at_again_when_everything_is() -> None:
     one, _ = standing(5)
     places = one.places(1, everything=False)
-    assert len(places) == len(one.weights(1))  # +0: nothing is known of them
+    assert len(places) == len(one.weights(1))  # the weights are +0: no key is left out yet
     weights = np.zeros(len(places), np.float32)
     weights[::2] = -0.0
     one.take(1, places, weights)
@@ -80,7 +80,8 @@ def test_keys_left_out_do_not_slow_the_others_down() -> None:
     alone = one.gradient(0, everything=False)[2][0, 1]
     beside, *others = one.gradient(0, everything=True)[2][:, 1]
     assert alone < beside < before[0]
-    assert all(again > first for again, first in zip(others, before[1:], strict=True))  # these go with care
+    # These take smaller steps.
+    assert all(again > first for again, first in zip(others, before[1:], strict=True))
     assert AGAIN < 1
 
 
@@ -99,7 +100,8 @@ def test_margins_made_anew_are_the_ones_that_were_moved() -> None:
         (_, places, mine), (_, theirs, fresh) = one.gradient(block, False), other.gradient(block, False)
         assert places.tolist() == theirs.tolist()
         np.testing.assert_allclose(mine[:, 0], fresh[:, 0], atol=1e-5)
-        assert (fresh[:, 1] >= mine[:, 1] * (1 - 1e-5)).all()  # nothing is known yet of how far steps go
+        # The new one does not know yet how far steps go.
+        assert (fresh[:, 1] >= mine[:, 1] * (1 - 1e-5)).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -136,7 +138,7 @@ def test_a_part_without_rows_says_nothing_and_stops_nobody() -> None:
 
 
 class Whole:
-    """A set of rows in memory."""
+    """A data set in memory."""
 
     def __init__(self, rows: Any) -> None:
         self._rows, self.rows = rows, len(rows)

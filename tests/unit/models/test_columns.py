@@ -1,4 +1,7 @@
-"""Rows by column: every nonzero once, in the block of its key; and blocks that everybody cuts alike."""
+"""Rows by column: every nonzero is once in the block of its key.
+
+All nodes cut the same blocks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from shoal.models.columns import ColumnBlocks, CscColumns
 
 
 def some_rows(rows: int, features: int, seed: int, ones: bool = False) -> tuple[Batch, np.ndarray]:
-    """Sparse rows, and the same as a matrix."""
+    """Sparse rows, and the same rows as a matrix."""
     draw = np.random.default_rng(seed)
     dense = draw.normal(size=(rows, features)).astype(np.float32) * (draw.random((rows, features)) < 0.3)
     dense = (dense != 0).astype(np.float32) if ones else dense

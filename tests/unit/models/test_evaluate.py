@@ -1,4 +1,4 @@
-"""How good a set of weights is: losses and metrics against their slow definitions."""
+"""Losses and metrics of weights agree with their slow definitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 class Shelf:
-    """Rows with one feature each, handed out in slices; it remembers which."""
+    """Rows with one feature each, read in slices; it records which."""
 
     def __init__(self, margins: list[float], labels: list[float]) -> None:
         self.rows = len(labels)
@@ -34,11 +34,11 @@ class Shelf:
         )
 
 
-WEIGHT = np.ones(1, np.float32)  # so that a row's value is its margin
+WEIGHT = np.ones(1, np.float32)  # makes a row's value its margin
 
 
 def slow_auc(margins: list[float], labels: list[float]) -> float | None:
-    """Over all pairs of one row of each class: who has the larger margin."""
+    """The share of pairs of the two classes in which the positive row has the larger margin."""
     pairs = [
         1.0 if a > b else 0.5 if a == b else 0.0
         for a, ya in zip(margins, labels, strict=True)
@@ -100,10 +100,11 @@ def test_a_squared_loss_has_the_mean_square_and_classes_only_where_labels_are() 
     model = Linear(loss="squared", bias=False)
     loss, metrics = model.evaluate(Shelf([1.0, 2.0], [0.0, 2.5]), WEIGHT)
     assert metrics == {"mse": 0.625}
-    assert loss == 0.3125  # half of it, as the gradient wants it
+    assert loss == 0.3125  # half of it, as in the gradient
     loss, metrics = model.evaluate(Shelf([1.0, -2.0], [1.0, -1.0]), WEIGHT)
     assert metrics == {"mse": 0.5, "accuracy": 1.0, "auc": 1.0}
-    assert model.evaluate(Shelf([1.0, 0.0], [1.0, 0.0]), WEIGHT)[1] == {"mse": 0.0}  # of 0 and 1 the middle is not 0
+    # For labels 0 and 1 the threshold is not 0.
+    assert model.evaluate(Shelf([1.0, 0.0], [1.0, 0.0]), WEIGHT)[1] == {"mse": 0.0}
 
 
 def test_a_test_set_that_cannot_be_judged_is_refused() -> None:

@@ -1,4 +1,7 @@
-"""Linear models against plain numpy: losses, gradients, margins, predictions, and what is refused."""
+"""Linear models agree with plain numpy: losses, gradients, margins and predictions.
+
+Wrong rows and settings are refused.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ NOTHING = np.empty(0, np.float32)
 
 
 def rows_of(draw: np.random.Generator, rows: int, ones: bool = False, features: int = FEATURES) -> Batch:
-    """Random rows, some of them empty, with classes for labels."""
+    """Random rows, some of them empty, with classes as labels."""
     lists = [np.sort(draw.choice(features, draw.integers(0, 12), replace=False)) for _ in range(rows)]
     indptr = np.cumsum([0, *map(len, lists)], dtype=np.int64)
     columns = np.concatenate([*lists, np.empty(0)]).astype(np.uint32)
@@ -48,7 +51,7 @@ def one_row(values: list[float], label: float = 1.0) -> Local:
 
 
 def matrix(rows: Batch | Local, width: int) -> Doubles:
-    """The same rows written out."""
+    """The same rows as a dense matrix."""
     out = np.zeros((len(rows), width))
     for i in range(len(rows)):
         part = slice(rows.indptr[i], rows.indptr[i + 1])
@@ -114,7 +117,8 @@ def test_the_gradient_is_the_slope_of_loss_and_penalty(loss: Loss, l2: float) ->
     local = Localiser(FEATURES).local(batch, True)
     counts = draw.integers(1, 9, len(local.keys)).astype(np.float32)
     weights = draw.normal(size=len(local.keys)).astype(np.float32)
-    here = np.bincount(local.columns, minlength=len(local.keys))  # rows of this batch that have the key
+    # The rows of this batch with the key.
+    here = np.bincount(local.columns, minlength=len(local.keys))
 
     def objective(at: Floats) -> float:
         penalty = 0.5 * l2 * float((here * at.astype(np.float64) ** 2 / counts).sum())
@@ -137,7 +141,7 @@ def test_the_penalty_of_a_pass_is_that_of_every_key_once() -> None:
     _, plain = Linear().gradient(local, weights, False)
     _, penalised = Linear(l2_per_count=0.5).gradient(local, weights, False, counts)
     np.testing.assert_allclose((penalised - plain)[:-1], 0.5 * weights[:-1], atol=1e-5)
-    assert penalised[-1] == plain[-1]  # the bias is left alone
+    assert penalised[-1] == plain[-1]  # the bias has no penalty
 
 
 def test_at_the_kink_of_the_hinge_the_slope_is_zero() -> None:
@@ -171,12 +175,15 @@ def test_float32_extremes_cancel_in_double_precision() -> None:
     local = one_row([most, most, least])
     weights = np.array([most, -most, 1.0], np.float32)
     loss, gradient = Linear(loss="squared", bias=False).gradient(local, weights, False)
-    assert loss == pytest.approx(0.5)  # the two large ones are gone without a trace, and nothing was infinite
+    assert loss == pytest.approx(0.5)  # the two large ones cancel exactly, and nothing was infinite
     np.testing.assert_allclose(gradient, [-most, -most, -least], rtol=1e-6)
 
 
 def test_what_is_not_finite_is_never_hidden() -> None:
-    """An infinite value times 0 is no number; the client refuses such a gradient, so it must be seen."""
+    """An infinite value times 0 is NaN and must stay NaN.
+
+    The client refuses such a gradient, so it must see it.
+    """
     for loss in LOSSES:
         total, gradient = Linear(loss=loss, bias=False).gradient(one_row([math.inf]), np.zeros(1, np.float32), False)
         assert math.isnan(total)
@@ -256,7 +263,7 @@ def test_the_same_rows_and_weights_give_the_same_bits() -> None:
     weights = draw.normal(size=len(local.keys)).astype(np.float32)
     first, again = Linear().gradient(local, weights, True), Linear().gradient(local, weights, True)
     assert first[0] == again[0]
-    assert first[1] is not again[1]  # handed to a push, the first must not change
+    assert first[1] is not again[1]  # a push may hold the first one, so it must not change
     np.testing.assert_array_equal(first[1], again[1])
 
 

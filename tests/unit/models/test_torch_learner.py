@@ -1,4 +1,7 @@
-"""Modules at work: gradients, chance, buffers, what is kept, and what is refused."""
+"""Modules compute gradients; their random numbers, buffers and saved files are exact.
+
+Wrong modules are refused.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ from shoal.models.trained import TrainedModule, trained  # noqa: E402
 from shoal.models.zoo import cnn, sheet  # noqa: E402
 from shoal.nodes.batches import DenseBatches, RowsPiece  # noqa: E402
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]  # the same tests on a GPU, where there is one
+# The same tests run on a GPU, if there is one.
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 NETS = """
 import torch
 from torch import nn
@@ -111,7 +115,7 @@ def piece(rows: Dataset, slot: tuple[int, int] = (0, 0), keys: int = 1) -> RowsP
 def test_the_zoo_has_its_layers_in_their_order() -> None:
     kinds = [type(one).__name__ for one in sheet((1, 28, 28), 10)]
     first = ["Conv2d", "MaxPool2d", "ReLU", "Conv2d", "MaxPool2d", "ReLU", "Dropout", "MaxPool2d", "Flatten"]
-    assert kinds == [*first, "Linear", "ReLU", "Linear"]  # the softmax is in the loss (S2-02)
+    assert kinds == [*first, "Linear", "ReLU", "Linear"]  # the softmax is part of the loss (S2-02)
     layers = [type(one).__name__ for one in cnn((1, 28, 28), 10) if list(one.parameters())]
     assert layers == ["Conv2d", "Conv2d", "Linear", "Linear"]  # S0-08
     with pytest.raises(Invalid, match="16 x 16 or more"):
@@ -122,7 +126,7 @@ def test_the_zoo_has_its_layers_in_their_order() -> None:
 @pytest.mark.parametrize("mean", [True, False])
 def test_a_gradient_is_that_of_plain_pytorch(home: Path, rows: Dataset, mean: bool, device: str) -> None:
     one = learner(rows, f"{home}/nets.py:flat", device=device)
-    assert (one.keys, one.width) == (5, 256)  # 1,028 weights, and zeros
+    assert (one.keys, one.width) == (5, 256)  # 1,028 weights, padded with zeros
     weights = np.zeros((5, 256), np.float32)
     weights.reshape(-1)[:1028] = np.random.default_rng(1).normal(size=1028)
     part = piece(rows)
@@ -150,8 +154,8 @@ def test_what_dropout_draws_is_the_slots_whoever_computes_it(rows: Dataset, devi
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
     _, second = other.gradient(piece(rows, (2, 3)), weights, True)
-    assert (torch.random.get_rng_state() == before).all()  # nobody else's chance is touched
-    if device == "cpu":  # on a GPU sums are made in any order
+    assert (torch.random.get_rng_state() == before).all()  # the global random state is unchanged
+    if device == "cpu":  # a GPU adds in any order
         np.testing.assert_array_equal(first, second)
     np.testing.assert_allclose(first, second, atol=1e-5)
     same_rows = RowsPiece(rows.train, piece(rows).inputs, 0, 32, 1, piece(rows).listed)
@@ -163,7 +167,7 @@ def test_what_dropout_draws_is_the_slots_whoever_computes_it(rows: Dataset, devi
 def test_batch_normalisation_is_measured_at_the_weights_that_are_judged(home: Path, rows: Dataset, device: str) -> None:
     one, other = (learner(rows, f"{home}/nets.py:Normalised", device=device) for _ in range(2))
     weights, _ = one.start()
-    for number in range(3):  # what one has computed before plays no part
+    for number in range(3):  # earlier computations have no effect
         one.gradient(piece(rows, (0, number)), weights * 2, True)
     assert one.evaluate(rows.test, weights)[0] == pytest.approx(other.evaluate(rows.test, weights)[0], rel=1e-6)
     np.testing.assert_allclose(

@@ -1,4 +1,4 @@
-"""A trained model: it predicts, is kept in a file, and a file that is not what it was is refused."""
+"""A trained model predicts and is saved in a file; a damaged file is refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def test_what_is_saved_is_read_back_bit_for_bit(
     back = Trained.load(str(path))
     assert back.table.tobytes() == made.table.tobytes()
     assert (back.linear, back.features) == (made.linear, made.features)
-    assert [one.name for one in path.parent.iterdir()] == ["model.safetensors"]  # nothing is left beside it
+    # No other file is left.
+    assert [one.name for one in path.parent.iterdir()] == ["model.safetensors"]
 
 
 def test_any_bit_that_is_flipped_is_noticed(tmp_path: Path) -> None:
@@ -87,7 +88,8 @@ def test_any_bit_that_is_flipped_is_noticed(tmp_path: Path) -> None:
             back = Trained.load(path)
         except Invalid:
             continue
-        assert back.table.tobytes() == model().table.tobytes()  # a bit of padding, or of a name
+        # The bit was in padding, or in a name.
+        assert back.table.tobytes() == model().table.tobytes()
 
 
 @pytest.mark.parametrize("left", [0, 7, 60, -1])
@@ -138,7 +140,7 @@ def test_a_file_whose_parts_do_not_fit_is_refused(tensors: Any, facts: dict[str,
     path.write_bytes(
         save({"weights": np.zeros(2, np.float32), "bias": np.zeros(1, np.float32)}, metadata=written(good))
     )
-    assert Trained.load(path).features == 2  # as it should be
+    assert Trained.load(path).features == 2  # the correct file
     path.write_bytes(save(tensors, metadata=written(good | facts)))
     with pytest.raises(Invalid):
         Trained.load(path)

@@ -1,4 +1,7 @@
-"""A run folder: nobody else's, every file whole, and nothing lost where it cannot be written."""
+"""A run folder belongs to one run, and its files are written completely.
+
+Nothing is lost where a file cannot be written.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
     folder.append("coordinator.journal", b"x")
     folder.discard()
     assert names(tmp_path) == []
-    folder.discard()  # twice is once
+    folder.discard()  # a second call has no effect
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,7 @@ def test_a_run_whose_files_are_damaged_is_refused(tmp_path: Path) -> None:
         Run.load(saved)
 
 
-# ---------------------------------------------------------------- again
+# ---------------------------------------------------------------- resuming
 
 
 def test_a_folder_is_used_by_one_run_at_a_time(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The figures of a run that was resumed: each is of one span, of all or of the last."""
+"""Each figure of a resumed run covers one span: the whole run or the last part."""
 
 from __future__ import annotations
 

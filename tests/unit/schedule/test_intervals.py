@@ -1,4 +1,4 @@
-"""Slots as runs: the same as a set of numbers, whatever is done to it."""
+"""Slots as intervals behave like a set of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Slots, dealt and counted by hand. ``tests/property/test_workload_laws.py`` has what holds for any story."""
+"""The slot queue deals and counts slots; each case is written by hand.
+
+``tests/property/test_workload_laws.py`` has the laws that hold for any sequence of calls.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from shoal.tables import Step
 
 @dataclass
 class Cards:
-    """Groups of rows in the order of their numbers, the other way round in every second pass."""
+    """Groups of rows in the order of their numbers; every second pass reverses the order."""
 
     per_pass: int
     asked: int = 0
@@ -52,7 +55,7 @@ def entered(work: SlotQueue, workers: int) -> SlotQueue:
 
 
 def all_of(work: SlotQueue, worker: int) -> list[int]:
-    """Deal to one worker until nothing comes, counting nothing."""
+    """Deals to one worker until nothing comes, and counts nothing."""
     found: list[int] = []
     while any(dealt := work.deal(worker, 5)):
         found += [*dealt[0], *dealt[1]]
@@ -86,7 +89,7 @@ def test_a_worker_gets_the_rows_it_had_before() -> None:
 def test_who_has_nothing_left_of_its_own_helps_the_one_that_has_most() -> None:
     work = each(per_pass=8, limit=16)
     work.count(1, all_of_pass(work, 1, 8))
-    assert work.done == 8  # worker 2 has seen no rows at all
+    assert work.done == 8  # worker 2 has got no slots at all
     assert len(all_of_pass(work, 2, 8)) == 8
 
 
@@ -113,7 +116,7 @@ def test_no_more_than_the_limit_is_dealt_and_it_may_lie_within_a_pass() -> None:
 
 
 def test_a_wish_for_ever_so_many_slots_is_met_with_a_bounded_number() -> None:
-    work = each(per_pass=1, limit=1 << 60)  # of passes of one slot, as many could be opened
+    work = each(per_pass=1, limit=1 << 60)  # passes of one slot each: any number could be opened
     assert len(work.deal(1, 1 << 61)[1]) == MOST
 
 
@@ -155,7 +158,8 @@ def test_nothing_is_dealt_past_a_barrier() -> None:
 def test_a_slot_that_was_dealt_comes_again_although_its_number_is_past_the_barrier() -> None:
     work = each(per_pass=8, limit=16)
     work.barrier = 8
-    work.count(1, work.deal(1, 4)[1])  # the first of the pass: in the next pass their rows are the last
+    # The first of the pass: in the next pass their rows are the last.
+    work.count(1, work.deal(1, 4)[1])
     work.count(2, all_of(work, 2))
     work.barrier = 10
     dealt = all_of(work, 1)
@@ -178,7 +182,7 @@ def test_nobody_runs_further_ahead_than_servers_can_hold() -> None:
     work = steps(per_pass=4, slots=1, limit=1_000, workers=1)
     assert all_of(work, 1) == list(range(AHEAD))
     work.count(1, range(1, AHEAD))
-    assert work.deal(1, 5) == ([], [])  # step 0 is not whole
+    assert work.deal(1, 5) == ([], [])  # step 0 is not complete
     work.count(1, [0])
     assert work.deal(1, 5) == ([], list(range(AHEAD, AHEAD + 5)))
 
@@ -186,7 +190,7 @@ def test_nobody_runs_further_ahead_than_servers_can_hold() -> None:
 def test_what_was_meant_for_one_that_is_gone_goes_to_another() -> None:
     work = steps(per_pass=8, slots=8, limit=8, workers=2)
     assert work.deal(1, 2) == ([], [0, 2])
-    assert work.leave(2, died=False) == 0  # slot 1 was meant for it, and it never had it
+    assert work.leave(2, died=False) == 0  # slot 1 was meant for it, but it never had it
     assert work.deal(1, 9) == ([1], [3, 4, 5, 6, 7])
 
 
@@ -194,7 +198,7 @@ def test_stopping_makes_whole_what_is_begun() -> None:
     work = steps(per_pass=10, slots=4, limit=30, workers=1)
     work.deal(1, 9)
     work.stop()
-    assert work.limit == 10  # slot 8 is of a step that has one more
+    assert work.limit == 10  # slot 8 is in a step with one more slot
     assert all_of(work, 1) == [9]
     plain = each(limit=24)
     dealt = len(plain.deal(1, 3)[1])
@@ -206,12 +210,12 @@ def test_stopping_twice_or_late_lets_nothing_more_in() -> None:
     work = steps(limit=6)
     work.limit = 8
     work.stop()
-    assert work.limit == 0 and work.finished  # nothing was dealt
+    assert work.limit == 0 and work.finished  # no slot was dealt
     work.stop()
     assert work.limit == 0
 
 
-# ---------------------------------------------------------------- again
+# ---------------------------------------------------------------- dealt again
 
 
 def test_slots_of_the_dead_come_again_before_new_ones() -> None:
@@ -235,7 +239,7 @@ def test_what_is_given_back_is_dealt_again_and_only_by_who_had_it() -> None:
     work.give_back(2, [slot, 77])
     assert work.deal(2, 0) == ([], [])
     work.give_back(1, [slot, 77])
-    work.give_back(1, [slot])  # told twice
+    work.give_back(1, [slot])  # reported twice
     assert work.has(1) == 0
     assert work.deal(2, 0) == ([slot], [])
 
@@ -244,7 +248,7 @@ def test_a_count_is_believed_of_who_has_the_slot_and_once() -> None:
     work = each()
     (slot,) = work.deal(1, 1)[1]
     assert work.count(2, [slot]) == []
-    assert work.count(99, [slot]) == []  # a stranger
+    assert work.count(99, [slot]) == []  # an unknown worker
     assert work.count(1, [slot, slot, 1 << 61]) == [slot]
     assert work.count(1, [slot]) == []
     assert (work.done, work.has(1)) == (1, 0)
@@ -260,7 +264,7 @@ def test_a_slot_that_is_refused_twice_is_void() -> None:
     work.refuse(2, slot, "still nan")
     work.refuse(2, slot, "told twice")
     assert work.voids == {slot: "still nan"}
-    assert work.deal(1, 0) == ([slot], [])  # for somebody must push it, empty
+    assert work.deal(1, 0) == ([slot], [])  # a void slot must be pushed, too, without a gradient
     assert work.count(1, [slot]) == [slot]
 
 
@@ -293,7 +297,7 @@ def test_a_worker_that_is_unknown_or_enters_twice_changes_nothing() -> None:
     assert work.leave(99, died=True) == 0
 
 
-# ---------------------------------------------------------------- a run that is taken up again
+# ---------------------------------------------------------------- resuming
 
 
 def test_a_pass_of_which_nothing_is_counted_is_not_forgotten_if_a_later_one_is_begun() -> None:
@@ -365,7 +369,7 @@ def test_absurd_runs_open_no_passes() -> None:
 
 def test_what_is_meant_for_a_worker_that_goes_is_dealt_to_those_it_may_wait_for() -> None:
     work = steps(per_pass=8, slots=4, limit=8, workers=2)
-    _, mine = work.deal(1, 1)  # the step's other slots in its turn are kept for it
+    _, mine = work.deal(1, 1)  # the other slots of its turn are kept for it
     assert mine == [0]
     work.goes(1)
     again, new = work.deal(2, 8)
@@ -375,7 +379,7 @@ def test_what_is_meant_for_a_worker_that_goes_is_dealt_to_those_it_may_wait_for(
 
 
 def taken_up(counted: list[int], limit: int) -> SlotQueue:
-    """By a coordinator that was started again, which hears what its workers hold."""
+    """The queue of a restarted coordinator, which learns from its workers what they hold."""
     work = entered(SlotQueue(Cards(8), limit), 2)
     work.resume(counted, dealt=0)
     return work

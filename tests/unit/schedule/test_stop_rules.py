@@ -1,4 +1,4 @@
-"""The rules that end a run, asked one by one."""
+"""Each rule that ends a run is checked on its own."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_patience_counts_evaluations_in_a_row_without_improvement() -> None:
 
 def test_an_improvement_is_more_than_min_delta_below_the_last_one_that_counted() -> None:
     rules = StopRules(patience=2, min_delta=0.1)
-    # Each is a little better than the one before, and together they are no improvement.
+    # Each loss is a little better than the one before, but together they are no improvement.
     assert whys(rules, 0.90, 0.85, 0.81)[-1] == "no improvement in 2 evaluations"
     assert whys(rules, 0.90, 0.85, 0.79, 0.75)[-1] == ""
 

@@ -1,4 +1,4 @@
-"""max_delay = auto: the smallest delay at which workers hardly wait."""
+"""max_delay = auto finds the smallest delay at which workers hardly wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.tables import Step
 
 
 def run(auto: AutoDelay, share: Callable[[int, float], float], seconds: float) -> list[tuple[float, int]]:
-    """What it is changed to, and when, where so much is waited at a delay and a time."""
+    """The changes of the delay, where ``share`` gives the waiting at a delay and a time."""
     changes = []
     for tick in range(int(seconds * 10)):
         now = (tick + 1) * 100 * MILLISECOND
@@ -41,9 +41,12 @@ def test_a_worker_that_is_far_slower_than_the_others_is_no_matter_of_the_delay()
 
 
 def test_room_that_is_still_being_used_up_is_not_taken_for_enough() -> None:
-    """A fast worker does not wait until it is as far ahead as it may be: that takes as many steps as it is given."""
+    """A fast worker does not wait until it is as far ahead as it may be.
+
+    To get there takes as many steps as the delay allows.
+    """
     auto, ahead, delays = AutoDelay(), 0.0, [0]
-    for tick in range(3_000):  # two workers, one takes a step in a tick, the other one in five
+    for tick in range(3_000):  # two workers: one takes a step in one tick, the other one in five
         waits = ahead >= auto.delay
         ahead += -0.2 if waits else 0.8
         auto.take(100_000 * waits, 200_000, 1)
@@ -80,7 +83,7 @@ def steps(workers: int = 4, slots: int = 8, passes: int = 4) -> SlotQueue:
 
 
 def known(copies: SpeculativeCopies, slow: float = 5.0) -> None:
-    """Worker 1 takes so many times as long as the others."""
+    """Worker 1 takes ``slow`` times as long as the others."""
     for worker in range(1, 5):
         copies.take(worker, int(1_000 * (slow if worker == 1 else 1) * KNOWN * 2), KNOWN * 2)
 
@@ -108,7 +111,7 @@ def test_its_slots_are_shared_among_the_others_each_once() -> None:
     together = [slot for slots in lent.values() for slot in slots]
     assert len(together) == len(set(together)) and set(together) <= set(slow)
     assert len(together) >= len(slow) - 4 and all(lent[worker] for worker in (2, 3, 4))
-    assert copies.choose(1, 2, work) == []  # they have been copied
+    assert copies.choose(1, 2, work) == []  # they have copies already
     assert copies.lent == len(together)
 
 
@@ -169,6 +172,6 @@ def test_reports_of_no_slot_take_nothing_from_what_is_known() -> None:
     for _ in range(12):
         for worker, took in enumerate((1_000, 1_000, 9_000), start=1):
             copies.take(worker, took, 1)
-            for _ in range(20):  # it waits for the others, and reports all the while
+            for _ in range(20):  # it waits for the others, and keeps reporting
                 copies.take(worker, 0, 0)
     assert copies.slow() == {3}

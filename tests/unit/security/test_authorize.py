@@ -1,4 +1,4 @@
-"""Who may say what: every message there is, said by every role (T6)."""
+"""Every role may send only its own messages; every message is checked for every role (T6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Who may call, until when, and what is said about those who are refused: once each, then ever more seldom, with how often it was left out."""
+"""Only callers with a valid key are let in, and refusals are logged.
+
+Each refusal is logged once, then less and less often, with the number of lines left out.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def test_a_caller_that_tries_again_and_again_is_one_line_and_then_a_count(
     clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = RefusalLog("coordinator", clock)
-    for _ in range(600):  # a minute of them
+    for _ in range(600):  # one minute of calls
         log("a caller at 10.0.0.9 was refused")
         clock.now += 0.1
     lines = capsys.readouterr().err.splitlines()
@@ -55,7 +58,7 @@ def coordinator(tmp_path: Path) -> PublicKey:
 
 
 def expiring(clock: Clock, coordinator: PublicKey, folder: Path, until: int) -> tuple[PublicKey, CallerList]:
-    """A key of another host, good until then, and the coordinator's list that it is on."""
+    """A key of another host that is valid until then, and the coordinator's list with it."""
     made = keyring.make(folder / "there", "hostb", "worker")
     keyring.allow(folder, made, until=until)
     return made, CallerList(folder, coordinator, lambda: int(clock.now))
@@ -70,7 +73,7 @@ def test_a_key_is_refused_from_the_moment_that_it_expires_and_that_is_news_once(
     refusal = guests.refusal(made.public)
     assert refusal is not None and refusal.counter == "expired key"
     assert "was good until 1970-01-01T00:03:20Z" in refusal.why and "--until LATER" in refusal.why
-    assert guests.look() and guests.version > version  # those who listen are told the list again
+    assert guests.look() and guests.version > version  # the listening nodes get the new list
     assert not guests.look()
     keyring.allow(tmp_path, made, until=300)
     assert guests.look() and guests.refusal(made.public) is None
@@ -93,7 +96,7 @@ def test_how_a_key_is_bound_is_the_coordinators_word_and_either_side_revokes(
     coordinator: PublicKey, tmp_path: Path
 ) -> None:
     made = keyring.make(tmp_path / "there", "hostb", "worker")
-    keyring.allow(tmp_path, made)  # free, by the list of this host
+    keyring.allow(tmp_path, made)  # without bounds in this host's list
     guests = CallerList(tmp_path, coordinator)
     guests.tell([PublicKey("worker", "hostb", made.public, "b", 7)])
     found = guests.find(made.public)
@@ -105,7 +108,7 @@ def test_how_a_key_is_bound_is_the_coordinators_word_and_either_side_revokes(
 
 
 class Frame:
-    """Of a message that came by this key."""
+    """A frame of a message that was sent with this key."""
 
     def __init__(self, public: str) -> None:
         self._public = public
@@ -134,8 +137,10 @@ def test_who_makes_names_up_makes_nobody_elses_forgotten(coordinator: PublicKey,
             assert len(door.names) == 2 * limits.MEMBERS
             assert door.may_hear("honest.1") and door.may_hear("honest.2")
             assert door.sender("b/honest", b"there", Frame(other.public))[1]  # type: ignore[arg-type]
-            assert door.sender("b/honest", b"here", Frame(honest.public))[1]  # type: ignore[arg-type] # takes nobody's reason away
-            assert not door.sender("b/honest", b"here", Frame(honest.public))[1]  # type: ignore[arg-type] # it has heard it
+            # The other key's call does not take its reason away.
+            assert door.sender("b/honest", b"here", Frame(honest.public))[1]  # type: ignore[arg-type]
+            # It got the reason already.
+            assert not door.sender("b/honest", b"here", Frame(honest.public))[1]  # type: ignore[arg-type]
             assert not door.may_hear("other.0") and door.may_hear(f"other.{3 * limits.MEMBERS - 1}")
         finally:
             door.socket.close(0)

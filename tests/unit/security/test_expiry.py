@@ -1,4 +1,4 @@
-"""Until when a key is good, as people write it."""
+"""The expiry of a key, in the formats that people write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A host's keys, as files (T8, T12, T15)."""
+"""The keys of a host are files (T8, T12, T15)."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_who_is_revoked_stays_so_until_it_has_a_new_key(folder: Path, tmp_path: 
 def test_a_second_key_of_a_name_takes_the_place_of_the_first(folder: Path, tmp_path: Path) -> None:
     first, second = (keyring.make(tmp_path / place, "hostb", "worker") for place in ("one", "two"))
     keyring.allow(folder, first)
-    assert keyring.allow(folder, first) is None  # the same again changes nothing
+    assert keyring.allow(folder, first) is None  # the same key again changes nothing
     assert keyring.allow(folder, second) == PublicKey("worker", "hostb", first.public)
     assert [key.role for key in keyring.read_list(folder)[0]] == ["revoked", "worker"]
 
@@ -222,7 +222,7 @@ def test_nobody_is_set_free_by_being_added_again(folder: Path, tmp_path: Path) -
     keyring.allow(folder, made, until=9)
     assert now() == ("b", 9)
     keyring.allow(folder, other)
-    assert now() == ("b", 0)  # a new key has a new time, and is of the same group
+    assert now() == ("b", 0)  # a new key has a new expiry, but the same group
     keyring.allow(folder, other, "", 0)
     assert now() == ("", 0)
 
@@ -237,7 +237,8 @@ def test_the_line_of_another_host_does_not_say_how_its_name_is_bound_here(folder
     assert (folder / "allowed").read_text() == before
     keyring.allow(folder, keyring.parse(f"{made.line} group=b"))
     assert (folder / "allowed").read_text() == before
-    keyring.allow(folder, keyring.parse(f"{other.line} group=c"), "d")  # who says so here has the last word
+    # An argument of this command has priority over the line.
+    keyring.allow(folder, keyring.parse(f"{other.line} group=c"), "d")
     assert keyring.read_list(folder)[0][-1].group == "d"
 
 
@@ -264,11 +265,11 @@ def test_who_waits_for_the_list_is_told_for_whom_and_changes_nothing(
     monkeypatch.setattr(limits, "ALONE_WITHIN", 0)
     made = keyring.make(tmp_path / "b", "hostb", "worker")
     keyring.make(folder, "coordinator", "coordinator")
-    with alone(folder):  # a command that was stopped half way
+    with alone(folder):  # a command that was stopped half-way
         with pytest.raises(Invalid, match="nothing was changed") as caught:
             keyring.allow(folder, made)
         assert not (folder / "allowed").exists()
-    # Not every system says which process it is.
+    # Not every system says which process holds the lock.
     assert str(caught.value).startswith((f"process {os.getpid()} has held", "another process has held"))
     assert "let it go on (fg) or end it" in str(caught.value)
     keyring.allow(folder, made)
@@ -284,7 +285,7 @@ def test_who_is_the_whole_clusters_is_confined_to_no_group(folder: Path, tmp_pat
     keyring.allow(folder, made, until=9)
 
 
-EMPTY = ["group=", "group", "until"]  # what a script writes that has not set what it names
+EMPTY = ["group=", "group", "until"]  # what a script writes if its variable is empty
 TWICE = ["group=b group=", "group=b group=c", "until=2020-01-01 until=never"]
 
 
@@ -303,7 +304,7 @@ def test_a_key_that_is_confined_has_names_within_its_group() -> None:
     assert all(own.is_of(name) for name in ("b/scheduler", "b/worker-0", "b/hostc.x"))
     assert guest.is_of("b/hostc.worker-1")
     assert not any(guest.is_of(name) for name in ("b/scheduler", "b/hostc", "b/hostcc.x", "c/hostc.x", "hostc/x", "b/"))
-    assert guest.is_of("hostc.look-1")  # what it may say by that name is said in roles
+    assert guest.is_of("hostc.look-1")  # roles decide what it may send under that name
 
 
 def test_a_key_is_over_the_group_of_its_very_name_and_over_none_that_begins_with_it() -> None:

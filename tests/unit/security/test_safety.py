@@ -1,4 +1,4 @@
-"""Which addresses are safe, and with which key they are called (T1-T3)."""
+"""Which addresses are safe, and which key is used to call them (T1-T3)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def test_a_key_rides_in_the_address() -> None:
     assert parsed(with_key(FAR, KEY)) == (FAR, KEY)
     assert parsed(with_key("ipc:///tmp/x", KEY)) == ("ipc:///tmp/x", KEY)
     assert parsed(FAR) == (FAR, "")
-    assert parsed("ipc:///tmp/me@home") == ("ipc:///tmp/me@home", "")  # no key: a path
+    # Not a key but a part of the path.
+    assert parsed("ipc:///tmp/me@home") == ("ipc:///tmp/me@home", "")
 
 
 def test_safety_is_what_was_said_else_what_the_address_asks_for(
@@ -95,7 +96,8 @@ def test_safety_is_what_was_said_else_what_the_address_asks_for(
 ) -> None:
     assert Safety.chosen().plain == "local"
     assert Safety.chosen(insecure=True).plain == "insecure"
-    assert Safety.chosen(at=FAR).plain == "local"  # no keys there yet: the address is refused, with what to do
+    # There are no keys yet: the address is refused, with what to do next.
+    assert Safety.chosen(at=FAR).plain == "local"
     with pytest.raises(Invalid, match="there is no key in"):
         Safety.chosen(at=with_key(FAR, KEY))
     keyring.make(tmp_path / "usual", "hostb", "worker")

@@ -1,4 +1,4 @@
-"""Sweeps whose runs never ran: a study, and what each of its runs would have told."""
+"""Sweeps whose runs never ran: a study, and the made-up results of its runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from shoal.sweep.study import PlannedRun, Study
 
 @dataclass
 class Told:
-    """A loss that falls from 0.7 to ``floor``, half of the way every ``half`` seconds, evaluated every ``every``."""
+    """A made-up run: its loss falls from 0.7 to ``floor``.
+
+    The distance to ``floor`` halves every ``half`` seconds; it is evaluated every ``every``
+    seconds.
+    """
 
     half: float = 1.0
     floor: float = 0.4
@@ -30,8 +34,9 @@ class Told:
     emulated: str = ""
     accuracy: float | None = None
     cpu: float | None = None
-    workers: tuple[int, ...] = (2,)  # at work at each evaluation; the last of them from then on
-    distance: float | None = None  # of everybody's models from their mean, at first; half of it at each evaluation
+    workers: tuple[int, ...] = (2,)  # active at each evaluation; the last number stays
+    # The first distance of all models from their mean; it halves at each evaluation.
+    distance: float | None = None
 
     def loss(self, seconds: float) -> float:
         return self.floor + (0.7 - self.floor) * 0.5 ** (seconds / self.half)

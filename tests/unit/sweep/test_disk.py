@@ -1,4 +1,4 @@
-"""The folder of a sweep: what is kept, what is begun anew, and what is left alone."""
+"""The folder of a sweep: some runs are kept, some start again, other files stay."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def study(grid: str) -> Study:
 
 
 def ran(out: Path, run: PlannedRun, name: str = "", cores: int = 1, failed: bool = False, loss: float = 0.5) -> Path:
-    """The folder of a run that is over."""
+    """The folder of a finished run."""
     folder = out / "runs" / (name or run.name)
     folder.mkdir(parents=True)
     (folder / "job.toml").write_text(run.job.toml())
@@ -58,8 +58,8 @@ def test_a_run_is_finished_if_its_settings_and_its_cores_are_the_same(tmp_path: 
     asked = study("workers = [1, 2, 3, 4]")
     first, second, third, _ = asked.runs
     ran(tmp_path, first)
-    ran(tmp_path, second, cores=2)  # measured otherwise
-    ran(tmp_path, PlannedRun(third.point, 0, Job(workers=9)), third.name)  # another job
+    ran(tmp_path, second, cores=2)  # measured on other cores
+    ran(tmp_path, PlannedRun(third.point, 0, Job(workers=9)), third.name)  # of another job
     assert states(asked, tmp_path) == ["finished", "unfinished", "unfinished", "to do"]
 
 

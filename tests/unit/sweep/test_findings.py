@@ -1,4 +1,7 @@
-"""What is said of a sweep: where the best is, and what is missing; and that what shows it holds for odd sweeps too."""
+"""The findings of a sweep say which point is best, and what is missing.
+
+Tables and pictures work for unusual sweeps, too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The same rows for all: seconds, CPU seconds and accuracies of runs that were never run."""
+"""Seconds, CPU seconds and accuracies are compared for the same number of rows.
+
+The runs are made up.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ TREE = {"grid": {"workers": [1, 2, 4], "method": METHODS}, "seeds": 2, "serial":
 
 
 def even(told: Any, rows: float = 60_000.0) -> Callable[[PlannedRun], Any]:
-    """P workers take 10 / P seconds for all rows, and a tenth more CPU seconds each; psgd is less accurate with more."""
+    """P workers take 10 / P seconds for all rows.
+
+    Each takes a tenth more CPU seconds; psgd is less accurate with more workers.
+    """
 
     def tells(run: PlannedRun) -> Any:
         workers = 1 if run.point.serial else run.job.workers
@@ -71,4 +77,5 @@ def test_time_cost_and_accuracy_are_drawn_and_written(made: Make, told: Any, tmp
         rows = list(csv.DictReader(file))
     assert {row["cpu_seconds"] for row in rows if row["workers"] == "4"} == {"14.0"}
     assert {row["speedup_same_rows"] for row in rows if row["workers"] == "4"} == {"4.0"}
-    assert not any(row["staleness_mean"] for row in rows if row["method"] == "hogwild")  # nobody pushes
+    # No worker pushes.
+    assert not any(row["staleness_mean"] for row in rows if row["method"] == "hogwild")

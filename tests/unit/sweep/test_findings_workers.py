@@ -1,4 +1,7 @@
-"""Who was at work at each loss, and how far models are apart, of runs that were never run."""
+"""A sweep shows the active workers at each loss, and the distance between models.
+
+The runs are made up.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ TREE = {"grid": {"workers": [1, 2, 8]}, "seeds": 2, "target": 0.45}
 
 
 def one_by_one(told: Any) -> Callable[[PlannedRun], Any]:
-    """Of eight workers three are there at first, then six, in the second seed one more."""
+    """Of eight workers three are there at first, then six; the second seed has one more."""
 
     def tells(run: PlannedRun) -> Any:
         late = (3 + run.seed, 6 + run.seed, 8)

@@ -1,4 +1,4 @@
-"""Figures of runs that were never run: what is known is right, and what is not known is nowhere made up."""
+"""The figures of made-up runs are right, and unknown figures are left out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ GRID = {"grid": {"workers": [1, 2, 4]}}
 
 def test_the_time_to_the_target_is_when_the_first_weights_that_met_it_were_read(made: Make, told: Any) -> None:
     of = figures(made({**GRID, "seeds": 1, "target": 0.45}, lambda run: told(half=1.0, every=0.5)))
-    # 0.4 + 0.3 / 2^t is 0.45 at 2.58 s; it was evaluated at 2.5 and at 3.0, and said so a tenth of a second later
+    # 0.4 + 0.3 / 2^t is 0.45 at 2.58 s; it was evaluated at 2.5 and at 3.0 s, and reported a tenth
+    # of a second later.
     assert [one.time_to_target for point in of.points for one in point.runs] == [3.0] * 3
     assert [one.rows_to_target for point in of.points for one in point.runs] == [3_000] * 3
 
@@ -79,7 +80,7 @@ def test_speedup_is_against_the_best_serial_run_and_is_the_product_of_its_two_re
 
 def test_a_seed_is_held_against_the_serial_run_with_the_same_seed(made: Make, told: Any) -> None:
     def tells(run: PlannedRun) -> Any:
-        slower = 1 + 4 * run.seed  # other rows are harder, for everybody
+        slower = 1 + 4 * run.seed  # other seeds have harder rows, for all points
         return told(half=float(slower if run.point.serial else slower / 2), every=0.1, end=50.0)
 
     of = figures(made({**GRID, "seeds": 3, "target": 0.45, "serial": {}}, tells))
@@ -90,7 +91,7 @@ def test_a_seed_is_held_against_the_serial_run_with_the_same_seed(made: Make, to
 
 def test_a_target_above_the_serial_run_is_that_of_the_same_seed(made: Make, told: Any) -> None:
     def tells(run: PlannedRun) -> Any:
-        return told(floor=0.4 + 0.05 * run.seed, end=20.0)  # every seed has rows of its own
+        return told(floor=0.4 + 0.05 * run.seed, end=20.0)  # every seed has its own rows
 
     of = figures(made({**GRID, "seeds": 2, "target": "serial + 10%", "serial": {}}, tells))
     assert of.best_serial is not None and of.alone("time_to_target") is not None

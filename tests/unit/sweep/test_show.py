@@ -1,4 +1,4 @@
-"""The board of a sweep: it fits, says how far all is, and says nothing by colour alone."""
+"""The board of a sweep fits the terminal and shows all progress without colour."""
 
 from __future__ import annotations
 

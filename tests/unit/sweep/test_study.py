@@ -1,4 +1,4 @@
-"""A study: what it says, what it is refused for, and which runs it means."""
+"""A study is read, checked, and expanded into runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_every_combination_is_run_with_every_seed() -> None:
     assert jobs == {(workers, step, seed) for workers in (1, 2, 4) for step in (0.1, 0.2) for seed in (0, 1)}
     assert all(run.job.seed == run.seed for run in study.runs)
     assert len({run.name for run in study.runs}) == 12
-    assert [run.seed for run in study.runs] == [0] * 6 + [1] * 6  # all points once before any point twice
+    # Every point runs once before any point runs twice.
+    assert [run.seed for run in study.runs] == [0] * 6 + [1] * 6
 
 
 def test_a_point_with_a_name_sets_several_things_and_leaves_the_rest() -> None:
@@ -159,7 +160,8 @@ def test_cores_are_dealt_out_and_none_twice(monkeypatch: pytest.MonkeyPatch) -> 
         ({"picture": {"log": "yes"}}, "[picture] log = yes: give true or false"),
         ({"target": 0.3, "job": {"data": "clicks", "stop": {"target_loss": 0.5}}}, "ends it before it can reach target = 0.3"),
         ({"grid": {"workers": list(range(1, 500)), "servers": list(range(1, 500))}}, "10,000 is the most"),
-        ({"grid": {f"axis{n}": {"a": {}, "b": {}} for n in range(200)}}, "10,000 is the most"),  # 2 ** 200 points
+        # 2 ** 200 points.
+        ({"grid": {f"axis{n}": {"a": {}, "b": {}} for n in range(200)}}, "10,000 is the most"),
         ({"grid": {"update.step": [0.1], "update": {"step": [0.1]}}}, "[grid] update.step is there twice"),
     ],
 )  # fmt: skip
@@ -221,7 +223,7 @@ def test_links_that_a_point_names_are_sought_beside_the_study_and_their_folder_d
     assert identity(run.job, 2) == identity(moved, 2)
     (tmp_path / "else.txt").write_text("0 -> 1\n")
     assert identity(run.job, 2) != identity(moved, 2)
-    (tmp_path / "topology.txt").write_text("0 1\n")  # as a run that lies there had it
+    (tmp_path / "topology.txt").write_text("0 1\n")  # the links of a run in that folder
     assert identity(run.job, 2) == identity(moved, 2, tmp_path)
 
 

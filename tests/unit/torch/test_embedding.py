@@ -1,4 +1,4 @@
-"""Embeddings whose rows live on the servers."""
+"""The rows of an embedding are on the servers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_bag_is_trained_as_one_of_torch(kv: shoal.KV, mode: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
     np.testing.assert_allclose(ours.rows(np.arange(50)), plain.weight.detach().numpy(), atol=1e-6)
-    assert counted(kv, f"bag-{mode}") == 4  # rows that were never in a batch were never made
+    assert counted(kv, f"bag-{mode}") == 4  # rows that were in no batch do not exist
 
 
 def test_values_weigh_the_rows_of_a_bag(kv: shoal.KV) -> None:
@@ -86,11 +86,12 @@ def test_rows_that_were_kept_begin_another_table(kv: shoal.KV, count: int | None
     assert ids.tolist() == [0, 5, last]
     np.testing.assert_array_equal(rows.numpy(), one.rows(ids))
     swapped = ids.flip(0), rows.flip(0)
-    for _ in range(2):  # the second finds the table there
+    for _ in range(2):  # the second finds an existing table
         other = EmbeddingBag(count, 3, "sum", name=f"again-{count}", start=swapped, kv=kv)
     np.testing.assert_array_equal(other.rows([5, last, 0]), rows.numpy()[[1, 2, 0]])
     assert counted(kv, other.name) == 3
-    for table in (one, other):  # a row that was not kept begins as ever, and all can be trained
+    # A row that was not saved starts with its initial value, and all rows can be trained.
+    for table in (one, other):
         table(torch.tensor([[7, 5]])).sum().backward()
     np.testing.assert_array_equal(one.rows([7]), other.rows([7]))
     assert other.all_rows()[0].tolist() == [0, 5, 7, last]

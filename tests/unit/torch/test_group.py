@@ -1,4 +1,4 @@
-"""A wait that looks up now and then: a task that ends between two looks is done, and not late."""
+"""A task that ends between two checks of a wait is done, not late."""
 
 from __future__ import annotations
 

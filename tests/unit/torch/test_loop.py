@@ -1,4 +1,7 @@
-"""A PyTorch loop on the servers: here the workers are threads, which shows the same as processes would."""
+"""A PyTorch loop trains on the servers.
+
+The workers are threads here, which behave like processes.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def cluster() -> Iterator[shoal.Cluster]:
 class Net(torch.nn.Module):
     def __init__(self, hidden: int = 6) -> None:
         super().__init__()
-        self.first = torch.nn.Linear(5, hidden, bias=False)  # batch-norm has one
+        self.first = torch.nn.Linear(5, hidden, bias=False)  # batch-norm has a bias
         self.norm = torch.nn.BatchNorm1d(hidden)
         self.second = torch.nn.Linear(hidden, 3)
 
@@ -70,7 +73,7 @@ def weights(model: Any) -> Any:
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
-    """Each in a thread of its own; what they return, or the first error."""
+    """Runs each in a thread of its own; returns their results, or raises the first error."""
     found: list[Any] = [None] * len(works)
 
     def run(place: int, work: Callable[[], Any]) -> None:
@@ -117,7 +120,7 @@ def test_a_large_model_has_long_rows_and_makes_the_same_steps(cluster: shoal.Clu
     np.testing.assert_allclose(weights(ours), weights(plain), atol=1e-5)
     table = cluster.client().tables()["large"]
     assert table.width == 256
-    assert table.span == 258  # 66,000 numbers, and the last row filled
+    assert table.span == 258  # 66,000 numbers, padded to full rows
 
 
 def test_in_sync_two_workers_make_the_steps_of_one_with_both_batches(cluster: shoal.Cluster) -> None:
@@ -133,8 +136,8 @@ def test_in_sync_two_workers_make_the_steps_of_one_with_both_batches(cluster: sh
         return first, weights(model)
 
     (first, mine), (other, theirs) = together(lambda: work(0), lambda: work(1))
-    np.testing.assert_array_equal(first, other)  # they start alike
-    np.testing.assert_array_equal(mine, theirs)  # and stay so
+    np.testing.assert_array_equal(first, other)  # they start equal
+    np.testing.assert_array_equal(mine, theirs)  # and stay equal
     plain = torch.nn.Linear(5, 3)
     with torch.no_grad():
         plain.weight.copy_(torch.from_numpy(first[:15].reshape(3, 5)))
@@ -174,7 +177,7 @@ def test_in_sync_nobody_waits_for_a_worker_that_is_gone(cluster: shoal.Cluster) 
         step(model, optimizer, rows())
         met.wait()
         if rank == 0:
-            optimizer._crew.close()  # as a process that ends
+            optimizer._crew.close()  # like a process that ends
             return 1
         for seed in range(3):
             step(model, optimizer, rows(seed))
@@ -211,7 +214,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_the_step_is_not_counted(cl
     with pytest.raises(BadValues, match=r"gradient of second.weight is not finite .* nothing was sent.*clip"):
         optimizer.step()
     np.testing.assert_array_equal(weights(model), before)
-    step(model, optimizer, rows())  # the next one takes its place
+    step(model, optimizer, rows())  # the next step takes its place
     assert optimizer.steps == 1
 
 
@@ -351,7 +354,7 @@ def test_without_a_launcher_it_is_plain_pytorch_and_says_so(
     by_hand = torch.optim.Adam(plain.parameters(), lr=0.01)
     optimizer = distribute(ours, torch.optim.Adam(ours.parameters(), lr=0.01))
     assert "no servers, so this is plain PyTorch" in capsys.readouterr().err
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # fine here
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # works without servers
     for seed in range(3):
         assert step(plain, by_hand, rows(seed)) == pytest.approx(step(ours, optimizer, rows(seed)))
         for group in by_hand.param_groups:

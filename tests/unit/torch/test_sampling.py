@@ -1,4 +1,4 @@
-"""Which rows a worker trains on."""
+"""The rows that a worker trains on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events are handed on in order, and whoever listens holds up nobody."""
+"""Events are passed on in order, and a slow listener delays no other thread."""
 
 from __future__ import annotations
 

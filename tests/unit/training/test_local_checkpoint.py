@@ -1,4 +1,4 @@
-"""A run without servers on disk: whole, its own, or refused."""
+"""A checkpoint of a run without servers is complete and its own, or is refused."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_one_that_is_damaged_or_of_another_model_is_none(tmp_path: Path) -> None
     whole[-1] ^= 1
     path.write_bytes(whole)
     assert best(path).read() is None
-    Trained(JUDGED.weights, Linear(), 2).save(path)  # one that was never evaluated
+    Trained(JUDGED.weights, Linear(), 2).save(path)  # a model that was never evaluated
     assert best(path).read() is None
 
 

@@ -1,4 +1,7 @@
-"""Steps, where each has a slot of every rank: how many were taken, and how many slots there are until so many."""
+"""The tracker counts steps, where a step has one slot of every rank.
+
+It knows how many slots there are until a given step.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from shoal.training.tracker import Tracker
 def test_steps_are_those_that_were_taken_when_a_rank_is_lost_or_others_go_on() -> None:
     job = Job.of(
         {
-            "data": {"source": "rcv1-like", "rows": 200, "features": 1_000, "batch": 20},  # ten slots
+            # Ten slots.
+            "data": {"source": "rcv1-like", "rows": 200, "features": 1_000, "batch": 20},
             "strategy": "allreduce",
             "workers": 4,
             "stop": {"steps": 7},

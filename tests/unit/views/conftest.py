@@ -1,4 +1,7 @@
-"""A run as its events tell it, made up but such as it could be: losses fall, workers come and go, somebody stops it."""
+"""The events of a made-up but realistic run.
+
+Losses fall, workers join and leave, and the run is stopped.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ ROWS = 20_242
 
 
 class Story:
-    """Events by hand, and a whole run of them."""
+    """Single events, and a whole run of them."""
 
     @staticmethod
     def started(workers: int = 4, servers: int = 2) -> Started:
@@ -80,7 +83,10 @@ class Story:
     def run(
         seconds: float = 60.0, passes: float = 10.0, records: int = 240, evaluations: int = 11
     ) -> Iterator[RunEvent]:
-        """One run of so many seconds: a worker is killed at a third of it, another joins at a half, one slot is void."""
+        """A run of this many seconds.
+
+        A worker is killed at a third of it, another joins at half of it, and one slot is void.
+        """
         yield Story.started()
         told = 0
         best = math.inf

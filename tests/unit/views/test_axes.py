@@ -1,4 +1,4 @@
-"""The one layer that draws: numbers, colours, legends and scales, as a reader sees them."""
+"""All drawing uses one module for numbers, colours, legends and scales."""
 
 from __future__ import annotations
 

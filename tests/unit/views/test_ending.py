@@ -1,4 +1,4 @@
-"""A run ends with aligned figures and one next move, which rules choose from what was seen."""
+"""A run ends with aligned figures and one piece of advice, chosen by rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUMMARY: dict[str, Any] = {
 def judged(
     story: Any, losses: list[float], spent: dict[str, float] | None = None, strategy: str = "async"
 ) -> RunRecord:
-    """A run with these test losses, an epoch each, whose workers spent their time so."""
+    """A run with these test losses, one per epoch, and this use of the workers' time."""
     events: list[Any] = [replace(story.started(3, 2), strategy=strategy)]
     for at, loss in enumerate(losses):
         events.append(story.evaluated(at, float(at), float(at), loss, best=loss == min(losses[: at + 1])))

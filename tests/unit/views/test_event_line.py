@@ -1,4 +1,4 @@
-"""Many moves are one happening, told with who gave how many to whom."""
+"""Many moves are one line, with the number from each server to each other."""
 
 from __future__ import annotations
 

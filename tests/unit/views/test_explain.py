@@ -1,4 +1,4 @@
-"""What is said of a run follows from its figures, and where there is no figure nothing is said."""
+"""Statements about a run follow from its figures; without a figure there is none."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_run_whose_test_loss_rises_while_the_train_loss_falls_overfits(story: 
     assert "The best, 0.4000, was at epoch 1; it rose since." in said
     assert "fell further, from 0.8000 to 0.7000: it overfits." in said
     rising = [replace(one, train_loss=float(at)) for at, one in enumerate(judged(story, 0.7, 0.4, 0.5))]
-    assert "overfits" not in words_of(rising)  # its train loss rose as well
+    assert "overfits" not in words_of(rising)  # its train loss rose, too
     solving = [replace(one, metrics={"objective": 9.0}) for one in judged(story, 0.7, 0.4, 0.5)]
     assert "overfits" not in words_of(solving) and "it rose since" not in words_of(solving)
 
@@ -217,7 +217,7 @@ def test_faults_are_counted_and_it_is_told_when_they_were_over(story: Any) -> No
     ]
     said = words_of([*events[:-1], *happened, events[-1]])
     assert "2 nodes (worker-3, server-0) were lost. Their slots that were assigned again: 12." in said
-    assert "assigned again: 12. worker-4 joined while it ran." in said  # after worker-3 was lost
+    assert "assigned again: 12. worker-4 joined while it ran." in said  # worker-3 was lost before
     assert "back to a checkpoint once, 50 steps in all. It was resumed once." in said
     assert "Rows/s were at 90% or more" in said and "1 checkpoint went to disk." in said
 

@@ -1,4 +1,4 @@
-"""Runs are compared by what their figures say, and only if they can be."""
+"""Runs are compared by their figures, and only if they are comparable."""
 
 from __future__ import annotations
 

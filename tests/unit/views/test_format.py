@@ -1,4 +1,4 @@
-"""Figures and happenings are said the same way everywhere, whatever they hold."""
+"""Figures and events have the same format everywhere, for any value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live picture fits the terminal it is drawn on, whatever the run brings."""
+"""The live view fits its terminal, whatever happens in the run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_whole_run_is_on_one_screen(story: Any) -> None:
 
 def test_the_last_picture_says_why_it_ended_and_what_was_best(story: Any) -> None:
     shown = text(seen(story.run()), epochs=10, now=99.0)
-    assert "epoch 10 of 10   60 s" in shown  # the time stands still
+    assert "epoch 10 of 10   60 s" in shown  # the time has stopped
     assert shown.endswith("stopped: 10 passes are done\nbest test loss 0.1303 at epoch 7")
     assert "no event" not in shown
     assert "4 workers   " not in shown
@@ -91,7 +91,8 @@ def test_without_a_number_of_passes_there_is_no_bar(story: Any) -> None:
     for epochs in (None, 0.0, math.nan, math.inf):
         shown = text(so_far, epochs=epochs)
         assert "epoch 3.2   12 s" in shown.splitlines()
-    assert "━" * 10 in text(so_far, epochs=2)  # more was done than asked: the bar is full, not longer
+    # More epochs are done than asked for: the bar is full, not longer.
+    assert "━" * 10 in text(so_far, epochs=2)
 
 
 def test_before_the_start_there_is_only_the_note() -> None:
@@ -166,14 +167,14 @@ def test_many_moves_are_one_of_the_last_happenings(story: Any) -> None:
         )  # fmt: skip
     lines = [line.plain for line in frame(state, 100, 30)]
     at = lines.index("   1.0 s  server-2 joined")
-    assert lines[at + 1 :] == [  # wrapped between words, not cut
+    assert lines[at + 1 :] == [  # wrapped between words, not cut off
         "   2.0 s  8 segments of weights moved (to even out their number): from server-0 to server-2; 10 ms",
         "          without an answer at most",
     ]
 
 
 def looked_at(state: LiveState) -> LiveState:
-    """A cluster of three servers, of which one is asked for much more than the others."""
+    """A cluster of three servers, one of which gets far more requests than the others."""
     state.servers = [
         ServerFigures("server-0", 1_000.0, 8, 7),
         ServerFigures("server-1", 1_200.0, 8, 5, "suspected"),

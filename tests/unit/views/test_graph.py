@@ -1,4 +1,7 @@
-"""Pictures of graphs: everybody has a place, pieces and the lost can be told apart, odd input changes nothing."""
+"""Pictures of graphs give every node a place; parts and lost nodes are visible.
+
+Unusual input does not break them.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,8 @@ def test_pieces_have_colours_of_their_own_and_are_told() -> None:
     figure = graph.draw(event)
     assert colors(figure) == [SERIES[0], SERIES[1], SERIES[0], SERIES[1]]
     assert "2 pieces (by colour) that never agree" in said(figure)
-    assert [text.get_text() for text in figure.axes[0].texts] == ["0", "1", "2", "3"]  # their names are no numbers
+    # Their names have no numbers, so the index is shown.
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0", "1", "2", "3"]
 
 
 def test_one_way_links_have_heads() -> None:

@@ -1,4 +1,4 @@
-"""How near models come to each other: measured, drawn and said."""
+"""The distance between models is measured, drawn and described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log of a run is calm: tens of lines for an hour, and nothing that matters is missing."""
+"""The log of a run is short: tens of lines for an hour, without missing anything important."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_hour_takes_less_than_eighty_lines(story: Any, evaluations: int) -> N
     assert 20 < len(lines) < 80
     assert any("worker-3 gone" in line for line in lines)
     assert any("worker-4 joined" in line for line in lines)
-    assert "epoch 100" in lines[-2]  # the last evaluation is never missing
+    assert "epoch 100" in lines[-2]  # the last evaluation is always there
     assert "stopped" in lines[-1]
 
 
@@ -103,10 +103,10 @@ def test_an_hour_of_coming_and_going_takes_less_than_eighty_lines_and_counts_eve
 def test_after_a_quiet_time_a_loss_is_told_at_once(story: Any) -> None:
     lines = EventLines()
     said = [line for at in range(1, 100) for line in lines.take(story.gone(at, f"worker-{at}"))]
-    assert len(said) == 6  # the first at once, then 2, 4, 8, ... s later
+    assert len(said) == 6  # the first at once, then after 2, 4, 8, ... s
     said = lines.take(story.gone(400, "worker-7"))
     assert said == ["   400 s  37 workers (worker-64, worker-65, worker-66 and 34 more) gone; 444 slots reassigned"]
-    assert lines.take(story.gone(401, "worker-8")) == []  # not so quiet any more
+    assert lines.take(story.gone(401, "worker-8")) == []  # this time it was not quiet before
 
 
 def test_who_is_there_from_the_start_is_not_told_one_by_one(story: Any) -> None:

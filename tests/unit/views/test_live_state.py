@@ -1,4 +1,4 @@
-"""What is known of a run is a fold over its events, in bounded memory."""
+"""The live state of a run is a fold over its events, in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ def taken(*events: Any) -> LiveState:
 
 def test_the_rate_is_that_of_the_last_seconds(story: Any) -> None:
     slow = [story.progress(at, at / 100) for at in range(100)]  # 1 pass in 100 s
-    fast = [story.progress(99 + at, 0.99 + at) for at in range(1, 11)]  # then 1 a second
+    fast = [story.progress(99 + at, 0.99 + at) for at in range(1, 11)]  # then 1 pass per second
     so_far = taken(story.started(), *slow, *fast)
     assert so_far.rate == pytest.approx(20_242, rel=1e-3)
     so_far.take(Stopped(seconds=109, why="done"))
-    assert so_far.rate == pytest.approx(10.99 * 20_242 / 109, rel=1e-3)  # at the end: of the whole run
+    # At the end it is the rate of the whole run.
+    assert so_far.rate == pytest.approx(10.99 * 20_242 / 109, rel=1e-3)
 
 
 def test_a_rollback_makes_no_negative_rate(story: Any) -> None:
     so_far = taken(story.progress(1, 2), story.progress(2, 1))
-    assert so_far.rate == pytest.approx(2 * 20_242)  # as it was: no "-" in between
+    assert so_far.rate == pytest.approx(2 * 20_242)  # the rate from before, not "-"
     so_far.take(story.progress(3, 2))
     assert so_far.rate == pytest.approx(20_242)
 

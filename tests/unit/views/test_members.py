@@ -1,4 +1,4 @@
-"""Who took part when, and how many there were: from who joined, who left and who was lost."""
+"""Joins, leaves and losses show which nodes took part when, and how many there were."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def test_who_goes_because_the_run_is_over_was_there_to_the_end(story: Any) -> No
     over = taken([*first, *last, Stopped(seconds=20.0, why="interrupted")])
     assert over.crew() == "1 worker x 1 to 2 servers"
     assert [(stay.name, stay.how) for stay in over.stays] == [("server-0", ""), ("server-1", "left"), ("worker-0", "")]
-    assert taken([*first, *last]).crew() == "0 to 1 worker x 0 to 2 servers"  # nothing says that it is over
+    # No event says that the run is over.
+    assert taken([*first, *last]).crew() == "0 to 1 worker x 0 to 2 servers"
 
 
 def test_a_newcomer_before_the_first_progress_is_not_taken_for_one_of_the_first(story: Any) -> None:

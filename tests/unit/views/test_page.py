@@ -1,4 +1,4 @@
-"""Pages stand alone, escape what they are given, and hold what the sections hold."""
+"""Pages need no other file, escape all text, and contain all sections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SVG = (
 
 
 class Tags(HTMLParser):
-    """All tags in order; those that are not closed."""
+    """Records all tags in order, and those that are not closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

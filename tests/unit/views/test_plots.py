@@ -1,4 +1,7 @@
-"""Pictures are drawn from events alone, whatever these hold; the tests look at what is on the figure."""
+"""Pictures are drawn from events alone; the tests check what is on the figure.
+
+Any events will do.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ matplotlib = pytest.importorskip("matplotlib")
 
 
 def curves(panel: Any) -> dict[str, list[tuple[float, float]]]:
-    """Label -> points of every curve of a panel that has one."""
+    """The points of every curve with a label, by label."""
     return {
         str(line.get_label()): list(zip(line.get_xdata(), line.get_ydata(), strict=True))
         for line in panel.lines
@@ -48,7 +51,7 @@ def test_losses_metrics_and_who_came_and_went_are_on_one_picture(story: Any) -> 
     ((at, height),) = drawn["best test loss 0.1303 at epoch 7"]
     assert (at, round(height, 4)) == (42, 0.1303)
     assert set(curves(lower)) == {"accuracy", "auc"}
-    assert len(curves(lower)["auc"]) == 10  # not defined before training
+    assert len(curves(lower)["auc"]) == 10  # it is not defined before training
     assert labels(strip) == ["worker-3", "worker-4"]
     assert [text.get_text() for text in strip.get_legend().get_texts()] == ["joined", "lost"]
     assert figure.get_suptitle() == "rcv1 · logistic · bounded"
@@ -149,7 +152,7 @@ def test_thousands_of_records_are_thinned_to_their_mean_by_rows(story: Any, tmp_
 
 
 def test_a_mean_counts_each_record_by_its_rows() -> None:
-    # one row of loss 0, then three of loss 1
+    # One row of loss 0, then three of loss 1.
     x, y = thinned([(float(at), float(at % 2), 1.0 + 2 * (at % 2)) for at in range(4 * POINTS)])
     assert len(x) == POINTS and y == [0.75] * POINTS
 
@@ -175,11 +178,12 @@ def test_passes_stand_where_the_run_reached_them() -> None:
     assert [passes for _, passes in ticks] == pytest.approx([at / 5 for at in range(11)])
     assert [seconds for seconds, _ in ticks] == pytest.approx([0, 2, 4, 6, 8, 10, 16, 22, 28, 34, 40])
     crowded = epoch_ticks([(9.0, 2.0), (9.1, 3.0), (9.9, 4.0), (10.0, 5.0)])
-    assert [epochs for _, epochs in crowded] == pytest.approx([0, 0.5, 1, 1.5, 2, 3.5, 5])  # others run into each other
+    # More ticks would overlap.
+    assert [epochs for _, epochs in crowded] == pytest.approx([0, 0.5, 1, 1.5, 2, 3.5, 5])
     assert epoch_ticks([]) == epoch_ticks([(5.0, 0.0)]) == []
     for most, step in ((10, 1), (10.1, 2), (20, 2), (99, 10), (1e-9, 1e-10), (12_345, 2_000), (1e15, 1e14)):
         assert epoch_ticks([(60.0, most)])[1][1] == pytest.approx(step)
-    again = epoch_ticks([(10.0, 2.0), (20.0, 1.0), (30.0, 2.0), (40.0, 4.0)])  # it went back
+    again = epoch_ticks([(10.0, 2.0), (20.0, 1.0), (30.0, 2.0), (40.0, 4.0)])  # the run rolled back
     assert {epochs: seconds for seconds, epochs in again}[2.0] == pytest.approx(10.0)
 
 
@@ -187,7 +191,8 @@ def test_many_comings_and_goings_are_marks_with_as_many_names_as_there_is_room_f
     moves = [story.gone(at, f"worker-{at}") for at in range(1, 40)]
     figure = loss([story.started(), story.progress(1, 1), story.progress(60, 2), *moves], tmp_path / "churn.png")
     upper, strip = figure.axes
-    assert not any(line.get_label().startswith("_") for line in upper.lines)  # upright lines would hide the losses
+    # Vertical lines would hide the losses.
+    assert not any(line.get_label().startswith("_") for line in upper.lines)
     assert sum(len(line.get_xdata()) for line in strip.lines) == 39 and len(labels(strip)) < 20
     none = loss([story.joined(0.0, "worker-0"), story.progress(1, 1), story.progress(2, 2)])
     assert not any(line.get_label().startswith("_") for line in none.axes[0].lines)

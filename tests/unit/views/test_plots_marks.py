@@ -1,4 +1,4 @@
-"""Marks of who came and went: told apart by their shapes, with a name where there is room for it."""
+"""Marks of joins, leaves and losses differ in shape, and have a name where it fits."""
 
 from __future__ import annotations
 

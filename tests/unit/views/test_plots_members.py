@@ -1,4 +1,4 @@
-"""Pictures of who took part: the tests look at what is on the figure."""
+"""Pictures of members; the tests check what is on the figure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_which_server_held_how_many_parts_is_drawn_and_copies_below(story: Any) 
     events = [story.started(), shared(0.0, a=8, b=8), shared(5.0, a=5, b=5, c=6), story.progress(20.0, 1.0)]
     figure = segments(account(events))
     assert figure is not None
-    (axes,) = figure.axes  # one panel: nobody keeps a copy
+    (axes,) = figure.axes  # one panel: there are no backups
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
     tops = [max(y for _, y in band.get_paths()[0].vertices) for band in axes.collections]
     assert tops == [8, 16, 16]

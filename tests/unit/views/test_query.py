@@ -1,4 +1,4 @@
-"""A model on a page: every figure is there, whatever the weights are, and no line is too long."""
+"""A page about a model shows every figure, for any weights, and no line is too long."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_histogram_has_negative_weights_on_the_left_and_the_smallest_in_the_
     lines = shown(look(kept([-4, -4, -4, -0.25, 2, 1]), 0)).splitlines()
     at = next(i for i, one in enumerate(lines) if "in the tallest" in one)
     assert "3 in the tallest" in lines[at]
-    assert lines[at + 1] == "  ██"  # three of -4: as high as there is room
+    assert lines[at + 1] == "  ██"  # three weights of -4: the highest bar
     assert lines[at + 6] == "  ██      ██ ██  ████"
     assert lines[at + 8] == "  -8      ±0.25       8"
 
@@ -98,7 +98,7 @@ def test_many_looks_are_thinned_out_over_the_whole_time() -> None:
 
 @dataclass
 class Played:
-    """A live model that answers as it is told to."""
+    """A live model that gives prepared answers."""
 
     answers: Iterator[Any]
     where: str = "ipc://x"
@@ -138,4 +138,4 @@ def test_who_does_not_answer_three_times_is_gone() -> None:
     with pytest.raises(ClusterError, match="nobody answers at ipc://x any more"):
         list(looks(False, gone, gone, gone))
     with pytest.raises(Unanswered):
-        list(looks(gone))  # who was never seen
+        list(looks(gone))  # it never responded

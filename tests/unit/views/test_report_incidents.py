@@ -1,4 +1,4 @@
-"""Faults are told apart from who comes and goes in order."""
+"""Reports list faults apart from planned joins and leaves."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def test_one_that_was_lost_and_came_back_is_told_with_the_faults(story: Any) -> 
 def test_how_long_a_silent_one_was_missed_counts_from_when_it_fell_silent(story: Any) -> None:
     events: list[RunEvent] = [story.started()]
     far = 0.0
-    for second in range(1, 31):  # nothing comes from 10 to 15 s: the coordinator gives it up at 15
+    # No progress from 10 to 15 s: the coordinator gives the server up at 15 s.
+    for second in range(1, 31):
         far += 0.0 if 10 < second <= 15 else 0.1
         events.append(story.progress(float(second), far))
         if second == 15:

@@ -1,4 +1,4 @@
-"""The sections of a report: what a run tells has one, what it does not tell has none."""
+"""A report has a section for everything that a run recorded, and no other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SUMMARY = {
 
 
 def whole(story: Any) -> list[RunEvent]:
-    """A run of which everything is told."""
+    """A run with events of all kinds."""
     spans = [(kind, at / 4, 0.125) for at in range(200) for kind in ("compute", "wait")]
     spans = [(kind, at + (0.125 if kind == "wait" else 0), length) for kind, at, length in spans]
     told: list[RunEvent] = [Spans(seconds=50.0, name=f"worker-{n}", spans=spans) for n in range(2)]
@@ -205,7 +205,7 @@ def test_what_goes_with_a_strategy_is_not_told_as_a_setting() -> None:
         "data": "rcv1",
         "model": "logistic",
         "strategy": "block-proximal",
-        "strategy.blocks": 48,  # more of them, since there is a delay: that is worth a word
+        "strategy.blocks": 48,  # more blocks because of the delay, which is worth showing
         "strategy.max_delay": 2,
         "update.l1": 3.0,
     }
@@ -333,7 +333,7 @@ def test_cpu_seconds_are_divided_by_the_time_in_which_they_were_spent_starting_i
         )
         (table,) = by_title(sections([run]))["What it cost"].tables
         row = dict(zip(table.heads, table.rows[0], strict=True))
-        assert row.get("CPU seconds a second", "-") == told  # what is not known has no column
+        assert row.get("CPU seconds a second", "-") == told  # an unknown figure has no column
 
 
 def test_of_a_resumed_run_cpu_seconds_stand_beside_the_seconds_of_their_span(story: Any) -> None:

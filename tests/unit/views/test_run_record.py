@@ -1,4 +1,4 @@
-"""A run, added up from its events: plain figures, whatever the events hold."""
+"""The record of a run is the plain sum of its events, for any events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def test_spans_are_in_order_and_none_lies_over_another() -> None:
     run = account(
         [
             spans("worker-0", ("compute", 1.0, 0.5), ("wait", 1.5, 0.2)),
-            spans("worker-0", ("compute", 0.0, 1.001)),  # told later, and a millisecond too long: a message took that
+            # It is reported later, and is a millisecond too long: a message took that time.
+            spans("worker-0", ("compute", 0.0, 1.001)),
         ]
     )
     assert run.nodes["worker-0"].spans == [("compute", 0.0, 1.5), ("wait", 1.5, 1.7)]
@@ -68,14 +69,15 @@ def test_rows_are_back_when_they_come_as_fast_as_before_for_a_second(story: Any)
     def progress(at: float, rows: int) -> Any:
         return replace(story.progress(at, 0.0), examples=rows)
 
-    steady = [progress(at / 4, 250 * at) for at in range(1, 41)]  # 1,000 a second for 10 s
-    slow = [progress(10 + at / 4, 10_000 + 100 * at) for at in range(1, 9)]  # 400 a second for 2 s
+    steady = [progress(at / 4, 250 * at) for at in range(1, 41)]  # 1,000 per second for 10 s
+    # 400 per second for 2 s.
+    slow = [progress(10 + at / 4, 10_000 + 100 * at) for at in range(1, 9)]
     again = [progress(12 + at / 4, 10_800 + 250 * at) for at in range(1, 17)]
     assert account([*steady, *slow, *again]).back_after(10.0) == pytest.approx(2.0, abs=0.3)
     assert account([*steady, *slow]).back_after(10.0) == math.inf
     assert account(steady).back_after(5.0) == 0
-    assert account(steady).back_after(0.2) is None  # nothing is known of before
-    assert account(steady).back_after(9.9) is None  # nor of after
+    assert account(steady).back_after(0.2) is None  # nothing is known of the time before
+    assert account(steady).back_after(9.9) is None  # nor of the time after
     assert account([]).back_after(1.0) is None
 
 

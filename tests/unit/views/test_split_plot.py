@@ -1,4 +1,4 @@
-"""A split of a set is drawn, however many clients and labels it has."""
+"""The split of a data set is drawn for any number of clients and labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a cluster stands, as people and programs see it."""
+"""The status of a cluster, as people and programs see it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.wire import messages as m
 
 
 def status(rows: int = 60, copies: int = 2, **changes: object) -> ClusterStatus:
-    """Three servers, six segments; server-2 is silent, and is being filled with the first of them."""
+    """Three servers with six segments; server-2 is silent and filling the first segment."""
     names = ["server-0", "server-1", "server-2"]
     places = [m.Replicas(4, [names[i % 2], names[(i + 1) % 2]]) for i in range(6)]
     places[0] = m.Replicas(7, ["server-1"], filling="server-2")
@@ -73,7 +73,8 @@ def test_a_page_says_who_holds_what_and_how_new_it_is() -> None:
     assert "B server-1       40  A server-0 -2" in second  # two versions behind
     primary, copy = (next(line for line in lines if line.strip().startswith(one)) for one in ("primary", "copy"))
     assert primary.split() == ["primary", "B", "B", "A", "B", "A", "B"]
-    assert copy.split() == ["copy", "c", "A", "B", "A", "B", "A"]  # small: not whole yet
+    # A small letter means that the copy is not complete yet.
+    assert copy.split() == ["copy", "c", "A", "B", "A", "B", "A"]
 
 
 def test_numbers_of_the_protocol_are_for_those_who_ask_for_them() -> None:
@@ -101,7 +102,7 @@ def _on_this_host(seen: m.MemberStatus) -> m.MemberStatus:
 
 
 def test_names_are_whole_where_there_is_little_room_and_addresses_take_two_lines() -> None:
-    """Names and ports are typed in again: nothing of them is cut."""
+    """Users type names and ports in again, so they are never cut off."""
     one = status()
     long = "server-of-a-host-with-a-long-name-84e9"
     address = "tcp://a-host-with-a-long-name.example:7000"
@@ -149,7 +150,8 @@ def test_a_page_fits_wherever_it_is_shown_and_nothing_in_it_moves_the_cursor(wid
 
 def test_a_ring_names_every_server_and_its_share() -> None:
     text = shown(status(), show_ring=True)
-    assert "A server-0  2 of 6, copies of 2" not in text  # counted, not guessed: it owns two, and backs up three
+    # It is counted, not guessed: server-0 owns two and backs up three.
+    assert "A server-0  2 of 6, copies of 2" not in text
     assert "A server-0  2 of 6, copies of 3" in text
     assert "B server-1  4 of 6, copies of 2" in text
 

@@ -1,4 +1,4 @@
-"""Findings by who looks on: on one page, no line of it wrapped."""
+"""The watch page of a cluster fits one page, without wrapped lines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_many_moves_are_a_line_and_no_line_is_wrapped(width: int) -> None:
     leaving = Leaving(seconds=12.0, name="server-vm-84e0", role="server", why="operator-1 asked for it")
     events = [leaving, *(handed(12.1 + n / 100, f"server-vm-84e{1 + n % 2}") for n in range(8))]
     news = watching.take(0.0, status(moves=12), events)
-    assert len(news) == 3  # that it leaves, what went, and how it goes
+    assert len(news) == 3  # that it leaves, what has moved, and what is moving
     assert "16 segments of weights moved (it leaves): 8 from server-vm-84e0 to server-vm-84e1, 8 from" in news[1]
     lines = shown(watching, width)
     assert max(map(len, lines)) <= width
@@ -49,7 +49,7 @@ def test_many_moves_are_a_line_and_no_line_is_wrapped(width: int) -> None:
     assert [line[:60] for line in lines if "on the way:" in line] == [
         f"  6 segments of weights on the way: server-vm-84e0 -> server-vm-84e{n}"[:60] for n in (1, 2)
     ]
-    assert any("checkpoint 00000003" in line for line in lines)  # its name, not where it lies
+    assert any("checkpoint 00000003" in line for line in lines)  # its name, without the folder
 
 
 @pytest.mark.parametrize("height", [12, 24, 60])
@@ -61,6 +61,6 @@ def test_on_a_low_terminal_the_newest_is_seen_and_the_rest_is_counted(height: in
     assert len(lines) < height and "node-19" in lines[-1]
     whole = shown(watching, 100)
     left_out = [line for line in lines if line.startswith(" ... ")]
-    assert bool(left_out) == (height < 24)  # nothing is dropped without a word
+    assert bool(left_out) == (height < 24)  # dropped lines are always counted
     assert all("more lines" in line for line in left_out) and len(whole) >= len(lines)
     assert "runs/one" in lines[0] and any(line.startswith("epoch ") for line in lines)

@@ -1,4 +1,7 @@
-"""The view on a real terminal (the other end of a pty is a small one of ours), and where there is none."""
+"""The view on a real terminal, and where there is none.
+
+The other end of the pty is a small terminal of our own.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ MARK = b"\x05"
 
 
 class Screen:
-    """As much of a terminal as the view uses: it wraps long lines, also when it is made narrower, and never scrolls."""
+    """The part of a terminal that the view uses.
+
+    It wraps long lines, also when it is made narrower, and never scrolls.
+    """
 
     CODES = re.compile(r"\x1b\[(\??)([\d;]*)([a-zA-Z])|(\r)|(\n)|([^\x1b\r\n]+)", re.DOTALL)
 
@@ -91,14 +97,14 @@ class Screen:
 
 
 class Terminal:
-    """A pty: ``stream`` is the end that a program writes to, ``screen`` what one would see."""
+    """A pty: a program writes to ``stream``, and ``screen`` shows what a user would see."""
 
     def __init__(self, width: int = 80, height: int = 30) -> None:
         self.master, slave = pty.openpty()
         self.stream: TextIO = os.fdopen(slave, "w", encoding="utf-8")
         self.screen = Screen(width)
         self.raw = ""
-        self._ahead = b""  # read, and not looked at yet
+        self._ahead = b""  # read, but not processed yet
         self.height = height
         self.resize(width)
 
@@ -108,7 +114,10 @@ class Terminal:
         fcntl.ioctl(self.stream.fileno(), termios.TIOCSWINSZ, size)
 
     def look(self) -> str:
-        """Take in all that has been written: up to a mark, since what is written arrives a little later."""
+        """Processes everything written so far, up to a mark.
+
+        The mark is needed because written text arrives a little later.
+        """
         os.write(self.stream.fileno(), MARK)
         while MARK not in self._ahead:
             self._ahead += os.read(self.master, 65_536)
@@ -119,7 +128,7 @@ class Terminal:
         return self.screen.text()
 
     def wait_for(self, text: str) -> str:
-        """Look until this is on the screen; a view that never shows it runs into the test's time limit."""
+        """Looks until this text is on the screen; otherwise the test's time limit ends it."""
         while text not in self.look():
             select.select([self.master], [], [], 0.1)
         return self.screen.text()
@@ -140,7 +149,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 
 
 def still(terminal: Terminal, epochs: float | None = None) -> LiveView:
-    """A live view for which no time passes: it draws when there is something new, and only then."""
+    """A live view for which no time passes: it draws only when there is something new."""
     from rich.console import Console
 
     return LiveView(terminal.stream, Console(file=terminal.stream), epochs, clock=lambda: 0.0)
@@ -163,10 +172,10 @@ def test_a_run_is_shown_in_place_and_its_last_picture_stays(terminal: Terminal, 
     shown = terminal.look()
     assert terminal.screen.cursor
     assert "packing" not in shown
-    assert shown.count("rcv1 · logistic · bounded") == 1  # drawn over, not below each other
+    assert shown.count("rcv1 · logistic · bounded") == 1  # drawn over itself, not below
     assert "epoch 10 of 10   60 s" in shown
     assert "best test loss 0.1303 at epoch 7" in shown
-    assert terminal.screen.column == 0  # the prompt comes on a line of its own
+    assert terminal.screen.column == 0  # the prompt gets a line of its own
 
 
 def test_an_exception_leaves_the_picture_and_gives_the_cursor_back(terminal: Terminal, story: Any) -> None:
@@ -180,7 +189,8 @@ def test_an_exception_leaves_the_picture_and_gives_the_cursor_back(terminal: Ter
 
 
 def test_ctrl_c_gives_the_cursor_back(terminal: Terminal) -> None:
-    # A wait that has an end: Python misses a signal that comes just before it begins to wait for a lock.
+    # This wait has an end, because Python misses a signal that comes just before it begins to wait
+    # for a lock.
     code = """
 import time
 from shoal.views import view
@@ -224,7 +234,7 @@ def test_a_narrow_terminal_has_no_wrapped_line(terminal: Terminal, story: Any) -
 def test_a_terminal_made_narrower_and_wider_again_keeps_one_whole_picture(terminal: Terminal, story: Any) -> None:
     terminal.screen.feed("$ shoal train\r\n")
     events = list(story.run())
-    with still(terminal, epochs=10) as show:  # so that nothing is on its way while the size changes
+    with still(terminal, epochs=10) as show:  # so that nothing is in flight while the size changes
         for at, width in enumerate((80, 50, 33, 71, 40, 80)):
             terminal.look()
             terminal.resize(width)
@@ -232,7 +242,7 @@ def test_a_terminal_made_narrower_and_wider_again_keeps_one_whole_picture(termin
                 show(event)
             show.note(f"now {width} columns")
             shown = terminal.wait_for(f"now {width} columns")
-            assert shown.splitlines()[0] == "$ shoal train"  # what stood above is still there
+            assert shown.splitlines()[0] == "$ shoal train"  # the text above is still there
             assert shown.count("rcv1") == 1
             assert shown.count(" columns") == 1
     assert terminal.look().count("rcv1") == 1
@@ -260,7 +270,7 @@ def test_colours_are_used_unless_no_color_is_set(
             show(event)
     terminal.look()
     codes = {code for codes in terminal.screen.colours for code in codes.split(";")}
-    assert codes <= {"", "0", "1", "2"}  # bold and dim are no colours
+    assert codes <= {"", "0", "1", "2"}  # bold and dim are not colours
 
 
 def test_nothing_is_written_when_nothing_is_new(terminal: Terminal, story: Any) -> None:
@@ -268,9 +278,9 @@ def test_nothing_is_written_when_nothing_is_new(terminal: Terminal, story: Any) 
         show(story.started())
         show(story.progress(12, 3.2))
         terminal.wait_for("epoch 3.2")
-        show(story.joined(0.0, "worker-0"))  # no news
+        show(story.joined(0.0, "worker-0"))  # this event shows nothing new
         assert terminal._ahead == b""
-        assert not select.select([terminal.master], [], [], 0.6)[0]  # two refreshes long
+        assert not select.select([terminal.master], [], [], 0.6)[0]  # as long as two refreshes
 
 
 def test_events_may_come_from_many_threads(terminal: Terminal, story: Any) -> None:
@@ -296,7 +306,8 @@ with view() as show:
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=terminal.stream, text=True
     )
-    terminal.wait_for("working")  # rich takes what is printed while its first picture is drawn for a part of that
+    # Wait: rich treats text that is printed during its first drawing as part of the picture.
+    terminal.wait_for("working")
     printed, _ = child.communicate("\n", timeout=60)
     assert (child.returncode, printed) == (0, "a figure for the pipe\n")
     assert terminal.look() == "a word to the user\nworking"
@@ -341,7 +352,7 @@ def test_a_closed_view_shows_nothing_more(terminal: Terminal, story: Any) -> Non
 def test_a_dumb_terminal_and_a_pipe_get_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(view(io.StringIO()), LineView)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert isinstance(view(io.StringIO()), LineView)  # colours may be forced, a terminal may not
+    assert isinstance(view(io.StringIO()), LineView)  # colours can be forced, a terminal cannot
     monkeypatch.delenv("FORCE_COLOR")
     assert isinstance(view(terminal.stream), LiveView)
     monkeypatch.setenv("TERM", "dumb")

@@ -1,4 +1,4 @@
-"""Gantt pictures: what is on them is what was told, and what was not told is hatched."""
+"""Gantt pictures show the reported spans, and time without a report is hatched."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def timeline(runs: list[tuple[str, list[RunEvent]]], window: tuple[float, float]
 
 
 def course(slow: float = 1.0, workers: int = 2, seconds: float = 20.0) -> list[RunEvent]:
-    """Workers that compute 0.1 s and wait 0.05 s in turn, the first ``slow`` times as slowly."""
+    """Workers that compute 0.1 s and wait 0.05 s in turn; the first is ``slow`` times as slow."""
     told: list[RunEvent] = []
     for number in range(workers):
         pace, at = (slow if number == 0 else 1.0), 0.0
@@ -92,7 +92,7 @@ def test_checkpoints_joins_losses_and_going_back_are_marked() -> None:
         Joined(seconds=2.0, name="worker-4", role="worker"),
         Gone(seconds=3.0, name="worker-1", role="worker", why="killed"),
         RolledBack(seconds=4.0, checkpoint=3, steps_before=9, steps_after=3, slots=[], why="all copies lost"),
-        Saved(seconds=9.0, number=4, steps=9, bytes=1, took=0.1),  # not in the window
+        Saved(seconds=9.0, number=4, steps=9, bytes=1, took=0.1),  # outside of the window
     ]
     (panel,) = timeline([("one", [*course(), *happened])], window=(0.5, 5.0)).axes
     marked = [text.strip() for text in said(panel)]

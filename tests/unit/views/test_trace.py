@@ -1,4 +1,4 @@
-"""A trace keeps to the rules of the format, and says what the events say."""
+"""A trace follows the rules of the format, and shows the same as the events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def trace(runs: list[tuple[str, list[RunEvent]]]) -> dict[str, Any]:
 
 
 def check(whole: dict[str, Any]) -> None:
-    """The rules: numbers are numbers, every thread has a name, times do not go back."""
+    """Checks the rules: numbers are numbers, threads have names, times never go back."""
     named = {(one["pid"], one["tid"]) for one in whole["traceEvents"] if one["name"] == "thread_name"}
     processes = {one["pid"] for one in whole["traceEvents"] if one["name"] == "process_name"}
     last = 0
@@ -77,7 +77,8 @@ def test_losses_and_workers_are_counters(events: list[Any]) -> None:
     counted = [one for one in trace([("one", events)])["traceEvents"] if one["ph"] == "C"]
     assert {one["name"] for one in counted} == {"workers", "train loss", "test loss"}
     assert {one["args"]["workers"] for one in counted if one["name"] == "workers"} == {3, 4}
-    assert len([one for one in counted if one["name"] == "test loss"]) == 11  # the one that is no number is left out
+    # The loss that is NaN is left out.
+    assert len([one for one in counted if one["name"] == "test loss"]) == 11
 
 
 def test_what_is_emulated_is_said(story: Any) -> None:

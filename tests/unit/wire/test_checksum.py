@@ -1,4 +1,4 @@
-"""A checksum of arrays: any flipped bit is noticed, and so are pages that change places."""
+"""The checksum of arrays notices any flipped bit, and pages that swap places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mailboxes between threads."""
+"""Nodes in one process send messages between threads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_messages_arrive_in_order_many_at_a_time() -> None:
         ann.flush()
     found: list[Received] = []
     while more := bob.receive(0):
-        assert len(more) <= 256  # so that the loop looks at its timers in between
+        assert len(more) <= 256  # so that the loop checks its timers in between
         found += more
     assert [received.message for received in found] == [Done(number) for number in range(1_000)]
 
@@ -40,8 +40,8 @@ def test_what_is_sent_in_one_turn_arrives_in_one_go() -> None:
     ann, bob = hub.open("ann"), hub.open("bob")
     ann.send("bob", Done(1), (np.zeros(2, np.float32),))
     ann.send("bob", Done(2), ())
-    assert bob.receive(0) == []  # not yet: more may come
-    ann.flush()  # a turn ends, and with it the waiting
+    assert bob.receive(0) == []  # not yet: more messages may come
+    ann.flush()  # the turn ends, and its messages are sent
     assert [received.message for received in bob.receive(0)] == [Done(1), Done(2)]
     assert (ann.traffic, bob.traffic) == ((8, 0), (0, 8))
 
@@ -75,7 +75,7 @@ def test_a_second_node_of_the_same_name_takes_over() -> None:
     ann.flush()
     assert first.receive(0) == []
     assert len(second.receive(0)) == 1
-    first.close()  # the first one going does not take the second one's mail
+    first.close()  # closing the first does not take the messages of the second
     ann.send("bob", Done(2), ())
     ann.flush()
     assert len(second.receive(0)) == 1
@@ -131,10 +131,10 @@ def test_a_node_that_offers_to_answer_is_called_and_not_woken() -> None:
 
     elsewhere(1)
     assert ([one.message for one in taken], bob.receive(0)) == ([Done(1)], [])
-    willing[0] = False  # at work
+    willing[0] = False  # busy
     elsewhere(2)
     willing[0] = True
-    elsewhere(3)  # behind what waits in the box: nothing overtakes
-    say(4)  # the main thread never does another's work: Ctrl-C would end it half way
+    elsewhere(3)  # queued behind the waiting message: nothing overtakes
+    say(4)  # the main thread never runs another node: Ctrl-C would stop it half-way
     assert [one.message for one in taken] == [Done(1)]
     assert [one.message for one in bob.receive(0)] == [Done(2), Done(3), Done(4)]

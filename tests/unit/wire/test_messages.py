@@ -1,4 +1,4 @@
-"""Everything one node can say to another: there and back, and what is no message."""
+"""Every message is encoded and decoded; everything else is refused."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_another_protocol_version_is_told_from_junk() -> None:
     header[1] = PROTOCOL + 1
     with pytest.raises(OtherVersion, match=f"they speak protocol {PROTOCOL + 1}"):
         coding.decode(bytes(header))
-    with pytest.raises(OtherVersion):  # also if the rest is Greek to us
+    with pytest.raises(OtherVersion):  # even if the rest cannot be decoded
         coding.decode(bytes((coding.MARK, 200)) + b"\xc1\xc1\xc1")
 
 
@@ -347,7 +347,7 @@ def test_an_array_of_odd_length_is_refused(size: int) -> None:
 
 def test_an_array_that_is_too_long_is_refused() -> None:
     values = coding.encode(m.Values(1, 0, []))
-    zeros = np.zeros(FRAME_BYTES // 4 + 1, np.float32)  # never touched: costs no memory
+    zeros = np.zeros(FRAME_BYTES // 4 + 1, np.float32)  # never written to, so it costs no memory
     coding.decode(values, [frame(zeros[:-1])])
     with pytest.raises(WireError, match="at most"):
         coding.decode(values, [frame(zeros)])

@@ -1,4 +1,8 @@
-"""One node's sockets: what is too large is refused before it is sent, what libzmq gives up is dialled again, and nobody loses its route."""
+"""The sockets of one node refuse large messages, reconnect, and keep every route.
+
+A message that is too large is refused before it is sent, and a connection that libzmq gives up is
+dialled again.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +64,8 @@ def test_an_array_past_the_limit_is_not_sent_and_who_asks_is_told_the_limit(
     )
     assert caller.counters()["too large"] == 1
     caller.send("server", PULL, [np.zeros(1, np.uint64)])
-    assert [one.message for one in heard(server)] == [PULL]  # over the same connection, and nothing before it
+    # Over the same connection, and nothing came before it.
+    assert [one.message for one in heard(server)] == [PULL]
 
 
 def test_an_answer_past_the_limit_is_not_sent_and_who_asked_is_told_the_limit(
@@ -77,7 +82,7 @@ def test_an_answer_past_the_limit_is_not_sent_and_who_asked_is_told_the_limit(
 
 
 def test_a_connection_that_libzmq_gave_up_is_dialled_again(tmp_path: Path) -> None:
-    """Whoever answers with a frame past the limit is not heard; what is asked next is."""
+    """A response with a frame past the limit is dropped; the next request is answered."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as hostile:
         hostile.setsockopt(zmq.LINGER, 0)
         hostile.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -93,7 +98,8 @@ def test_a_connection_that_libzmq_gave_up_is_dialled_again(tmp_path: Path) -> No
             while not found and time.monotonic() < deadline:
                 caller.send("server", PULL, [np.zeros(1, np.uint64)])
                 found = caller.receive(0.05)
-                while hostile.poll(0):  # some may have come over the connection that ended: their answers are lost
+                # Requests may have come over the connection that ended: their responses are lost.
+                while hostile.poll(0):
                     route, *_ = hostile.recv_multipart()
                     hostile.send_multipart([route, coding.encode(m.Busy(7, 1))])
             assert found and found[0].message == m.Busy(7, 1)
@@ -103,7 +109,7 @@ def test_a_connection_that_libzmq_gave_up_is_dialled_again(tmp_path: Path) -> No
 
 
 def test_a_connection_that_only_broke_is_left_to_libzmq(server: ZmqTransport, caller: ZmqTransport) -> None:
-    """It connects again by itself and keeps what waits to be sent: nothing is dialled."""
+    """libzmq connects again by itself and keeps waiting messages: nothing is dialled."""
     caller.send("server", PULL, [np.zeros(1, np.uint64)])
     heard(server)
     address = server.address
@@ -113,7 +119,7 @@ def test_a_connection_that_only_broke_is_left_to_libzmq(server: ZmqTransport, ca
         caller.receive(0.05)
         caller.send("server", PULL, [np.zeros(1, np.uint64)])
     assert "dialled again" not in caller.counters()
-    if address.startswith("tcp"):  # the path of a socket that was closed is gone with it
+    if address.startswith("tcp"):  # the path of a closed socket is removed
         again = ZmqTransport("server", address)
         try:
             assert heard(again)[0].message == PULL
@@ -160,7 +166,7 @@ def test_routes_are_bounded_and_those_who_speak_are_kept() -> None:
         if number % limits.MEMBERS == 0:
             assert routes.sender(ann) == "ann"
     assert routes.to("ann") == ann
-    assert routes.to("name-0") == b"name-0"  # forgotten
+    assert routes.to("name-0") == b"name-0"  # it was dropped
     assert len(routes._last) == 2 * limits.MEMBERS
 
 
@@ -170,7 +176,7 @@ def test_a_route_has_room_for_any_name_and_no_two_are_the_same() -> None:
 
 
 class Tapped(ZmqTransport):
-    """Hands on what it decodes, and keeps the frames that came, as they were."""
+    """Decodes as usual, and keeps the frames as they came."""
 
     def _take(self, socket: Any, frames: list[zmq.Frame], found: list[Received]) -> None:
         self.came = [frame.bytes for frame in frames]

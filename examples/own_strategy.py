@@ -27,6 +27,7 @@ class OneByOne(ServerStrategy, frozen=True, tag="one-by-one", kw_only=True):
         while not stream.over:
             slot = stream.next()
             if slot is None:
+                await stream.client.park()  # others do not wait for an idle worker
                 await stream.more()
                 continue
             rows = stream.local(slot)

@@ -223,7 +223,7 @@ class Saved(Happening, frozen=True, kw_only=True, tag="saved"):
 
 
 class Spans(Happening, frozen=True, kw_only=True, tag="spans"):
-    """A sample of the time spans of one node (see ``nodes.spent``)."""
+    """A sample of the time spans of one node (see ``nodes.time_accounting``)."""
 
     name: str
     spans: list[tuple[str, float, float]]  # kind, start, seconds

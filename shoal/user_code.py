@@ -201,7 +201,7 @@ def import_modules(modules: Sequence[str]) -> None:
             importlib.import_module(module)
         except ImportError as error:
             raise Invalid(
-                f"cannot import {module!r}, which was named in modules=: {error}; go to the folder it is in, or name that: "
+                f"cannot import {module!r}, which launch.modules (modules=) names: {error}; go to the folder it is in, or name that: "
                 f"export PYTHONPATH=folder"
             ) from None
         except KeyboardInterrupt:
@@ -209,5 +209,5 @@ def import_modules(modules: Sequence[str]) -> None:
         except BaseException as error:  # it may raise anything, even SystemExit
             traceback.print_exc()
             raise Invalid(
-                f"{type(error).__name__} while importing {module!r}, which was named in modules=: {error}; see its traceback"
+                f"{type(error).__name__} while importing {module!r}, which launch.modules (modules=) names: {error}; see its traceback"
             ) from None

@@ -104,7 +104,8 @@ def _show_ended(where: str, as_json: bool) -> None:
     if as_json:
         print_json({"ended": True, **record.summary})
         return
-    click.echo(f"the run in {where} has ended; if it was interrupted: shoal train --resume {where}")
+    again = f": shoal train --resume {where} continues it" if record.summary.get("failed", True) else ""
+    click.echo(f"the run in {where} has ended{again}")
     print_record(record)
 
 

@@ -2,7 +2,7 @@
 
     NAME/README.txt             describes the files
     NAME/job.toml               its settings
-    NAME/model.safetensors      the weights
+    NAME/model.safetensors      the weights; best.safetensors: those of the best evaluation
     NAME/validation.csv         every evaluation
     NAME/training.csv           training between the evaluations
     NAME/log.txt, events.jsonl  the events: filtered, and all of them
@@ -40,6 +40,7 @@ WHAT = {
     "job.toml": "all settings: shoal train job.toml runs it again",
     "topology.txt": "who hears whom: to run it again, --set strategy.edges=topology.txt",
     "model.safetensors": "the weights",
+    "best.safetensors": "the weights with the best evaluation",
     "validation.csv": "every evaluation on held-out rows",
     "training.csv": "how training went on: losses, rows, workers, where time went",
     "log.txt": "what happened, in words, without what happens all the time",
@@ -50,7 +51,15 @@ WHAT = {
     "output.log": "what it printed",
     "failed.txt": "why it failed",
 }
-OF_RUN = ("job.toml", "topology.txt", "model.safetensors", "log.txt", "events.jsonl", "summary.json")
+OF_RUN = (
+    "job.toml",
+    "topology.txt",
+    "model.safetensors",
+    "best.safetensors",
+    "log.txt",
+    "events.jsonl",
+    "summary.json",
+)
 OF_RUN_OF_SWEEP = (*OF_RUN, "loss.png", "topology.png", "machine.json", "output.log", "failed.txt")
 OF_SWEEP = ("study.toml", "table.csv", "table.json")
 PICTURES = (".png", ".svg")

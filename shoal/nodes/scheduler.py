@@ -134,6 +134,7 @@ class Scheduler:
         # The evaluator
         self._read_at: float | None = None  # seconds when the weights under evaluation were read
         self._evaluator_gone = (0, "")  # since when, and why
+        self._last_gone = ""  # the last worker that left, and why
         self._evaluator_request = 0  # its last request
         self._evaluator_unheard: int | None = None  # since a restart or rollback; None: heard
         self.journal = ScheduleJournal(self)
@@ -205,6 +206,7 @@ class Scheduler:
         if member.role == "evaluator":  # it may only have been asleep, and join again
             self._evaluator_gone = (now, why)
             return []
+        self._last_gone = f"{member.name}: {why}"
         self._unreported.pop(member.incarnation, None)
         if self.speculative is not None:
             self.speculative.gone(member.incarnation)
@@ -215,7 +217,7 @@ class Scheduler:
         self.counts["workers lost"] += died
         self.counts["slots dealt again"] += slots
         gone = Gone(seconds=self.seconds, name=member.name, role=member.role, why=why, slots=slots, left=left)
-        return self.journal.when_durable(now, [Tell(gone), *self._expect_one_less(now, f"{member.name}: {why}")])
+        return self.journal.when_durable(now, [Tell(gone), *self._expect_one_less(now, self._last_gone)])
 
     def never_came(self, now: int, name: str, why: str) -> list[Effect]:
         self._advance_time(now)
@@ -280,7 +282,8 @@ class Scheduler:
         else:
             self.alone_since = self.alone_since or now
             if now - self.alone_since > self._patience(_NOBODY) and not self.elsewhere:
-                return "no worker is left to compute: start it again, with more workers"
+                last = f" (the last was {self._last_gone})" if self._last_gone else ""
+                return f"no worker is left to compute: start it again, with more workers{last}"
         since, why = self._evaluator_gone
         if since and now - since > self._patience(_NOBODY):
             return f"the evaluator is gone ({why}), and did not come back"

@@ -369,10 +369,6 @@ def _rogue(plan: FaultPlan, random: Random) -> list[Fault]:
     ]
 
 
-def _doubled_names(plan: FaultPlan) -> list[str]:
-    return plan.worker_names + (plan.server_names if plan.copies > 1 else [])
-
-
 DRAW: dict[str, Family] = {
     "loss": _rate("loss", [0.02, 0.1, 0.3]),
     "repeat": _repeat,
@@ -391,7 +387,9 @@ DRAW: dict[str, Family] = {
     "drift": _drift,
     "rogue": _rogue,
     # a second process under a name that is in use
-    "twin": strikes("twin", [500, 3_000, 6_000], _doubled_names, [1, 2]),
+    "twin": strikes(
+        "twin", [500, 3_000, 6_000], lambda plan: plan.worker_names + plan.server_names * (plan.copies > 1), [1, 2]
+    ),
 }
 
 

@@ -166,7 +166,7 @@ def question(
 
 def question_named(name: str) -> Question:
     """The query that this process knows by that name."""
-    known = _all()
+    known = {**OWN, **_questions}
     if name not in known:
         raise Invalid(
             f"no question {name!r} here{near(name, known)} (known: {', '.join(sorted(known))}): servers know those of the modules they were started "
@@ -238,10 +238,6 @@ def _largest(keys: Keys, values: Values, most: int) -> tuple[Keys, Values]:
     """By size, then by key: the same ones however the rows were cut."""
     order = np.lexsort((*values.T[::-1][:-1], keys, -np.nan_to_num(np.abs(values[:, 0]), nan=np.inf)))[:most]
     return keys[order], values[order]
-
-
-def _all() -> dict[str, Question]:
-    return {**OWN, **_questions}
 
 
 _questions: dict[str, Question] = {}  # users'

@@ -108,13 +108,10 @@ def _about(named: dict[str, torch.nn.Parameter], trained: Sequence[str]) -> str:
     for name, one in named.items():
         line = f"{name} {'x'.join(map(str, one.shape)) or '1'}"
         if name not in trained:
-            line += f" (not trained, checksum {_checksum(one):08x})"
+            flat = one.detach().cpu().reshape(-1).view(torch.uint8).numpy()
+            line += f" (not trained, checksum {zlib.crc32(flat.tobytes()):08x})"
         lines.append(line)
     text = "\n".join(lines)
     if len(text) <= _ABOUT:
         return text
     return f"{len(lines)} parameters with the digest {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _checksum(tensor: torch.Tensor) -> int:
-    return zlib.crc32(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator
 
+from shoal.events import Saved
 from shoal.views import format, summary_figures
 from shoal.views.run_record import NEVER_LATE, RunRecord
 
@@ -43,7 +44,7 @@ def _values(record: RunRecord) -> Iterator[tuple[str, str]]:
     cost = [] if (cpu := format.number(facts.get("cpu_seconds"))) is None else [f"{cpu:,.1f} CPU seconds{since}"]
     if moved := facts["bytes_sent"] + facts["bytes_received"]:
         saved = (facts.get("handles") or {}).get("bytes_saved", 0)
-        spared = f" ({format.size(saved)} of keys that servers knew were not sent)" if saved >= 1e6 else ""
+        spared = f" ({format.size(saved)} of keys not sent: servers know those lists)" if saved >= 1e6 else ""
         cost.append(f"{format.size(moved)} moved{spared}")
     stale = facts["staleness"]
     is_stale = stale["mean"] is not None and facts["strategy"] not in NEVER_LATE
@@ -90,16 +91,17 @@ def _advice(record: RunRecord) -> Iterator[str]:
     run, job, started = record.run, record.job, record.run.started
     if run.evaluations and not math.isfinite(run.evaluations[-1].test_loss):
         yield "the test loss is no longer finite: take smaller steps (--set update.step=...)"
-    computed, idle = run.shares.get("compute", 1.0), run.shares.get("idle", 0.0)
-    if computed < BUSY and idle <= 0.5 and started is not None and started.servers:
-        fewer = ", fewer servers (--servers 1)" if started.servers > 1 else ""
-        finding = f"workers computed {format.share(computed)} of their time, the rest is communication"
-        yield f"{finding}: try a larger batch (--set data.batch={4 * started.batch}){fewer}, or --strategy serial"
     solves = run.evaluations and run.evaluations[-1].metrics.get("objective") is not None
     keeps_best = job is not None and job.stop.keeps_best
     if run.best is not None and not solves and not keeps_best and run.finite[-1].test_loss > run.best.test_loss + ROSE:
         finding = f"the test loss rose since epoch {format.epochs(run.best.passes)}"
-        yield f"{finding}: --set stop.patience=3 stops there and keeps the best weights"
+        yield f"{finding}: --set stop.patience=3 ends a run soon after its best evaluation, and keeps those weights"
+    shares = run.shares or {"compute": 1.0, "idle": 0.0}
+    if shares["compute"] < BUSY and shares["idle"] <= 0.5 and started is not None and started.servers:
+        fewer = ", fewer servers (--servers 1)" if started.servers > 1 else ""
+        spent = [format.share(shares[kind]) for kind in ("compute", "communicate", "wait")]
+        finding = "of their time workers computed {}, communicated {} and waited {}".format(*spent)
+        yield f"{finding}: try a larger batch (--set data.batch={4 * started.batch}){fewer}, or --strategy serial"
     slowest, waited = run.slowest, run.shares.get("wait", 0.0)
     if waited >= WAITING and record.strategy in ("sync", "bounded", "averaging", "allreduce"):
         if slowest is not None and slowest[1] >= SLOW:
@@ -112,8 +114,10 @@ def _advice(record: RunRecord) -> Iterator[str]:
         before = run.finite[-2].test_loss
         fell = (before - run.best.test_loss) / abs(before) if before else 0.0
         if fell >= FELL and math.isfinite(job.stop.passes):
-            more = f"shoal train --resume {_folder(record)} --epochs {format.epochs(2 * job.stop.passes)}"
-            yield f"the test loss was still falling: {more}"
+            more = f"--epochs {format.epochs(2 * job.stop.passes)}"
+            saved = any(isinstance(event, Saved) for event in run.happened)
+            again = f"shoal train --resume {_folder(record)} {more}" if saved else f"give it more epochs ({more})"
+            yield f"the test loss was still falling: {again}"
 
 
 def _folder(record: RunRecord) -> str:

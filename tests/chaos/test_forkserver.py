@@ -425,7 +425,7 @@ def importable(den: Nest, monkeypatch: pytest.MonkeyPatch) -> Den:
         ("starts_a_thread", "starts_a_thread.* started a thread when it was imported"),
         ("is_wrong", "ZeroDivisionError while importing.*is_wrong"),
         ("leaves", "SystemExit while importing.*leaves"),
-        ("no_such_module_at_all", r"cannot import 'no_such_module_at_all', which was named in modules="),
+        ("no_such_module_at_all", r"cannot import 'no_such_module_at_all', which launch.modules \(modules=\) names"),
     ],
 )
 def test_a_module_that_cannot_be_used_is_refused_and_nothing_is_left(

@@ -30,7 +30,7 @@ import numpy as np
 
 from shoal import limits
 from shoal.errors import BadKeys, BadValues, Invalid
-from shoal.keys import KeyRange, Keys, KeyValues
+from shoal.keys import KeyRange, KeyValues
 from shoal.limits import EVICT_ROWS
 from shoal.store.server.aggregate import OpenStep, SlotPiece
 from shoal.store.server.key_lists import KeyLists
@@ -131,7 +131,8 @@ class Primary(SegmentState):
             if (arrays := self.key_lists.resolve(push, self.check.unfiltered(push, sent), self.table)) is None:
                 return HandlerResult([Send(sender, m.Forgot(push.request))])
             pushed = self.check.key_values(push, arrays, covered)
-            keys = self.check.keys_ahead(push, arrays, covered) if push.ahead >= 0 else _keys_of(pushed)
+            keys = np.empty(0, np.uint64) if pushed is None else pushed.keys
+            keys = self.check.keys_ahead(push, arrays, covered) if push.ahead >= 0 else keys
             slot = self.check.slot(push)
         except Invalid as error:
             return self._refuse(sender, push.request, error)
@@ -701,7 +702,3 @@ class Primary(SegmentState):
         missing = [start + place for place in opened.missing()]
         names = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         return f"{lead}slots {names} of step {step}" if missing else f"{lead}step {step}"
-
-
-def _keys_of(pushed: KeyValues | None) -> Keys | KeyRange:
-    return np.empty(0, np.uint64) if pushed is None else pushed.keys

@@ -53,8 +53,7 @@ _COME_WITHIN = 60.0
 _END_WITHIN = 5.0
 _EVALUATE_WITHIN = 60.0  # after an interruption
 
-# number, loss, metrics, shape of the weights
-EvaluatedAs = tuple[int, float, dict[str, float | None], tuple[int, ...]]
+EvaluatedAs = tuple[int, float, dict[str, float | None], tuple[int, ...]]  # the last is a shape
 
 
 class MpiHello(ProcessMessage, frozen=True, tag="here"):

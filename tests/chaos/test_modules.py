@@ -70,6 +70,6 @@ def test_a_worker_and_a_server_are_killed_while_a_network_is_trained(strategy: s
     print(f"{strategy}: accuracy {accuracy(run):.4f}, undisturbed {accuracy(clean):.4f}")
     assert accuracy(run) > accuracy(clean) - 0.05 and accuracy(clean) > 0.7
     if strategy == "sync":
-        # The same bits, unless a slot that was computed again read some weights one step newer (P3).
+        # The same bits, unless a slot computed again read some weights one step newer (P3).
         newer = run.outcome.counts.get("slots with newer weights", 0)
         assert abs(run.loss - clean.loss) <= (0.01 if newer else 0.0)

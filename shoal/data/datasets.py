@@ -297,8 +297,8 @@ def _temporary(process: int) -> Path:
 def _check(source: DataSource) -> None:
     if source.rows is not None and source.rows < 1:
         raise Invalid(f"rows = {source.rows}: at least 1, or leave it out for all")
-    if source.batch < 1:
-        raise Invalid(f"batch = {source.batch}: a slot has at least 1 row")
+    if not 1 <= source.batch < 1 << 63:
+        raise Invalid(f"batch = {source.batch}: a slot has 1 to 2^63 - 1 rows")
     if not source.test and not 0 < source.held_out < 1:
         raise Invalid(f"held_out = {source.held_out}: a share between 0 and 1 of the rows is needed to test on")
     if source.bad_lines < 0:

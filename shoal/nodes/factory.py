@@ -95,7 +95,7 @@ def make_checkpoints(job: Job, folder: Path | None, disk: Disk | None = None) ->
     """What of a run is kept in this folder; without one, nothing is."""
     if folder is None:
         return CheckpointManager()
-    every = int(job.checkpoint.every * limits.SECOND)
+    every = int(min(job.checkpoint.every, 1e9) * limits.SECOND)  # longer than any run
     return CheckpointManager(CheckpointWriter(folder, job.identity, every, job.checkpoint.keep, disk))
 
 

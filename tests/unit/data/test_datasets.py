@@ -161,6 +161,7 @@ def test_a_click_log_is_known_by_its_tabs(tmp_path: Path, cache: Path) -> None:
         (DataSource("nowhere.svm"), "names are clicks, rcv1-like, rcv1"),
         (DataSource("clicks", rows=0), "rows = 0"),
         (DataSource("clicks", batch=0), "batch = 0"),
+        (DataSource("clicks", batch=1 << 63), "1 to 2^63 - 1 rows"),
         (DataSource("clicks", held_out=1.0), "held_out = 1.0"),
         (DataSource("clicks", bad_lines=-1), "bad_lines = -1"),
         (DataSource("clicks", features=0), "features = 0"),

@@ -18,8 +18,10 @@ import pytest
 
 from shoal import limits
 from shoal.events import RunEvent, Saved, Warned
+from shoal.job import Job
 from shoal.keys import KeyRange
 from shoal.nodes.checkpointing import CheckpointWriter
+from shoal.nodes.factory import make_checkpoints
 from shoal.simulation.disk import Crashed, SimulatedDisk
 from shoal.store.checkpoint.manifest import (
     BestCheckpoint,
@@ -639,3 +641,9 @@ def test_what_strangers_and_former_lives_say_is_not_believed() -> None:
     # The coordinator does not look into files that servers wrote; a reader does.
     assert town.checkpointing.saved == 1
     assert newest(town.disk, ROOT)[0] is None
+
+
+@pytest.mark.parametrize("every", [1e300, float("inf")])
+def test_an_interval_longer_than_any_run_is_accepted(every: float, tmp_path: Path) -> None:
+    job = Job.of({"checkpoint": {"every": every}})
+    assert make_checkpoints(job, tmp_path).writer.every == 10**9 * SECOND
